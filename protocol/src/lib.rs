@@ -1,0 +1,4 @@
+//! What Spillway's processes say to each other. No policy.
+
+pub mod control;
+pub mod plan;

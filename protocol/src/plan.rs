@@ -1,0 +1,147 @@
+//! The plan: which process runs which layers, and what every byte is for. A value, decided once before anything is
+//! allocated; serialisable, so it can be printed, saved, compared and sent to workers.
+
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// Tokens of one KV block. A block id means the same tokens on every stage.
+pub const KV_BLOCK_TOKENS: usize = 32;
+
+/// Element type of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvType {
+    /// 4 bytes an element; exact.
+    F32,
+    /// 2 bytes an element.
+    F16,
+}
+
+impl KvType {
+    /// Bytes of one element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            KvType::F32 => 4,
+            KvType::F16 => 2,
+        }
+    }
+}
+
+/// Where a stage's weights live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Residency {
+    /// Device memory.
+    Device,
+    /// Pinned host memory that the device reads over the bus.
+    HostMapped,
+    /// Host memory.
+    Host,
+}
+
+/// Which processor executes a stage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "target", rename_all = "lowercase")]
+pub enum Execution {
+    /// A CPU worker.
+    Cpu {
+        /// Threads that compute, the driving one included.
+        threads: usize,
+        /// NUMA node whose CPUs and memory the worker keeps to; none = no binding.
+        node: Option<u32>,
+    },
+}
+
+/// Bytes a stage is charged for, by purpose.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageBytes {
+    /// Weights as they are stored in memory, head included where it sits.
+    pub weights: u64,
+    /// Embedding rows (read from the mapped file on demand: page cache, not private memory).
+    pub embedding: u64,
+    /// KV blocks of every attention layer.
+    pub kv: u64,
+    /// Convolution and matrix states of every recurrent layer, all state slots.
+    pub state: u64,
+    /// Activations of the largest step.
+    pub scratch: u64,
+    /// Rings into and out of the stage (the outgoing one is charged here).
+    pub rings: u64,
+}
+
+impl StageBytes {
+    /// Sum of all purposes except the page cache behind the embedding.
+    pub fn private(&self) -> u64 {
+        self.weights + self.kv + self.state + self.scratch + self.rings
+    }
+}
+
+/// A band of layers and its place in the pipeline.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stage {
+    /// Contiguous layers, 0-based, end exclusive.
+    pub layers: Range<usize>,
+    /// Turns token ids into residual rows.
+    pub embed: bool,
+    /// Applies the final norm and the output projection.
+    pub head: bool,
+    /// Processor.
+    #[serde(flatten)]
+    pub execution: Execution,
+    /// Where the weights live.
+    pub residency: Residency,
+    /// Memory charged to the stage.
+    pub bytes: StageBytes,
+    /// Why the band starts and ends where it does, one sentence.
+    pub why: String,
+}
+
+/// The model a plan was made for, with what is needed to see that the file is still the same.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedModel {
+    /// Absolute path.
+    pub path: PathBuf,
+    /// File length in bytes.
+    pub file_bytes: u64,
+    /// Architecture name of the file.
+    pub architecture: String,
+    /// Layers that run.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub d_model: usize,
+    /// Vocabulary size.
+    pub vocab: usize,
+    /// Context length the model was made for.
+    pub context_length: usize,
+}
+
+/// Limits every stage sizes its memory by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Longest sequence in tokens, prompt and answer.
+    pub max_seq: usize,
+    /// Sequences that may be live at once (state slots).
+    pub max_sequences: usize,
+    /// KV blocks shared by all sequences.
+    pub kv_blocks: usize,
+    /// Element type of keys and values.
+    pub kv_type: KvType,
+    /// Tokens of the largest step: decode tokens and prefill chunk together.
+    pub max_step_tokens: usize,
+    /// Logit rows one frame to the coordinator may hold.
+    pub max_logit_rows: usize,
+}
+
+/// A complete placement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Format version of the plan itself.
+    pub version: u32,
+    /// What is placed.
+    pub model: PlannedModel,
+    /// Sizes that hold for every stage.
+    pub limits: Limits,
+    /// Stages in pipeline order; the first embeds, the last has the head.
+    pub stages: Vec<Stage>,
+}
