@@ -1,1 +1,3 @@
-//! worker-cpu
+//! Runs a band of layers on the CPU.
+
+pub mod args;
