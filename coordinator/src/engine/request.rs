@@ -1,0 +1,175 @@
+//! What a user of the engine sends and receives.
+
+use crate::sampler::SamplingParams;
+use serde::Serialize;
+use thiserror::Error;
+
+/// Names a request for its life. Never reused by one engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub(crate) u64);
+
+/// A text to continue.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerateRequest {
+    /// Token ids of the prompt. Empty: the vocabulary's beginning-of-sequence token stands in, or the request is
+    /// refused with `empty_prompt` when there is none.
+    pub prompt: Vec<u32>,
+    /// Most tokens to generate; clipped to the room left in the context. 0 = done at once with no token.
+    pub max_tokens: usize,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Strings that end the answer; they are not part of it.
+    pub stop: Vec<String>,
+    /// Continue through end-of-generation tokens (they become part of the answer).
+    pub ignore_eos: bool,
+}
+
+/// Where the events of a request go. Called on the engine's thread: it must not block.
+pub type EventSink = Box<dyn FnMut(GenerateEvent) + Send>;
+
+/// What happens to an accepted request, in order: `Started`, `Token` and `Text` any number of times, and exactly one
+/// of `Done`, `Failed`, `Aborted`. The pieces of text concatenate to [`Completion::text`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum GenerateEvent {
+    /// The request left the queue.
+    Started {
+        /// Prompt tokens that were already in the slot and are not computed again.
+        cached_tokens: usize,
+    },
+    /// A token was chosen.
+    Token {
+        /// Its id.
+        id: u32,
+        /// Text that became certain with it: complete UTF-8, possibly empty while a stop string may be forming.
+        text: String,
+        /// Position in the sequence, prompt included.
+        pos: usize,
+    },
+    /// Text that was held back and is released at the end, with no token of its own.
+    Text {
+        /// Complete UTF-8, never empty.
+        text: String,
+    },
+    /// The answer is complete.
+    Done(Completion),
+    /// The request ended with an error.
+    Failed(RequestError),
+    /// The request was aborted; holds what had been generated.
+    Aborted(Completion),
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model chose an end-of-generation token.
+    EndOfText,
+    /// A stop string appeared.
+    StopString,
+    /// `max_tokens` or the context is used up.
+    Length,
+    /// The user ended it.
+    Aborted,
+}
+
+impl FinishReason {
+    /// The word in JSON: `stop`, `length` or `aborted`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FinishReason::EndOfText | FinishReason::StopString => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Aborted => "aborted",
+        }
+    }
+}
+
+/// Times of one request, in milliseconds, and what they cover.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Timings {
+    /// From submission to leaving the queue.
+    pub queue_ms: f64,
+    /// Prompt tokens, cached ones included.
+    pub prompt_tokens: usize,
+    /// Prompt tokens taken from the slot instead of computed.
+    pub cached_tokens: usize,
+    /// From leaving the queue to the first token.
+    pub prefill_ms: f64,
+    /// Generated tokens.
+    pub generated_tokens: usize,
+    /// From the first to the last token.
+    pub decode_ms: f64,
+    /// From submission to the first token.
+    pub ttft_ms: f64,
+}
+
+impl Timings {
+    /// Computed prompt tokens per second; 0 when nothing was computed.
+    pub fn prefill_tok_s(&self) -> f64 {
+        rate(self.prompt_tokens - self.cached_tokens.min(self.prompt_tokens), self.prefill_ms)
+    }
+    /// Tokens after the first per second; 0 with fewer than two tokens.
+    pub fn decode_tok_s(&self) -> f64 {
+        rate(self.generated_tokens.saturating_sub(1), self.decode_ms)
+    }
+}
+
+fn rate(count: usize, ms: f64) -> f64 {
+    if ms > 0.0 { count as f64 * 1e3 / ms } else { 0.0 }
+}
+
+/// A finished answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Completion {
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// The answer, stop string excluded.
+    pub text: String,
+    /// Generated ids, the ending end-of-generation token excluded.
+    pub token_ids: Vec<u32>,
+    /// Prompt ids as they were run.
+    pub prompt_ids: Vec<u32>,
+    /// Times.
+    pub timings: Timings,
+}
+
+/// Kind of a request error: what a client should make of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorClass {
+    /// May work when tried again.
+    Transient,
+    /// A field has a value that cannot be used.
+    Validation,
+    /// Too long for the loaded context.
+    ContextLength,
+    /// Something this build or model cannot do.
+    Unsupported,
+    /// A defect of Spillway.
+    Internal,
+}
+
+impl ErrorClass {
+    /// The word in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ErrorClass::Transient => "transient",
+            ErrorClass::Validation => "validation",
+            ErrorClass::ContextLength => "context_length",
+            ErrorClass::Unsupported => "unsupported",
+            ErrorClass::Internal => "internal",
+        }
+    }
+}
+
+/// Why a request was refused or ended early.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{message}")]
+pub struct RequestError {
+    /// Stable code, for example `context_length_exceeded`, `queue_full`, `worker_died`.
+    pub code: &'static str,
+    /// Kind.
+    pub class: ErrorClass,
+    /// What happened, why, what to do.
+    pub message: String,
+    /// Whether the same request may succeed later.
+    pub retryable: bool,
+}

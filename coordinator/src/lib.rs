@@ -1,0 +1,15 @@
+//! The coordinator: opens a model, plans where its layers run, spawns the workers, schedules sequences over them,
+//! samples, and turns tokens into text. The command line and the daemon are thin users of this library:
+//!
+//! [`open_model`] → [`planner::plan`] → [`Engine::start`] → [`Engine::submit`].
+
+pub mod engine;
+pub mod open;
+pub mod planner;
+pub mod sampler;
+pub mod workers;
+
+pub use engine::{Engine, EngineError, GenerateEvent, GenerateRequest, RequestError, RequestId};
+pub use open::{LoadedModel, OpenError, open_model};
+pub use planner::{Machine, PlacementRequest, Refusal};
+pub use sampler::SamplingParams;
