@@ -42,7 +42,7 @@ pub enum Residency {
 
 /// Which processor executes a stage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "target", rename_all = "lowercase")]
+#[serde(rename_all = "lowercase")]
 pub enum Execution {
     /// A CPU worker.
     Cpu {
@@ -87,7 +87,6 @@ pub struct Stage {
     /// Applies the final norm and the output projection.
     pub head: bool,
     /// Processor.
-    #[serde(flatten)]
     pub execution: Execution,
     /// Where the weights live.
     pub residency: Residency,
@@ -132,6 +131,9 @@ pub struct Limits {
     /// Logit rows one frame to the coordinator may hold.
     pub max_logit_rows: usize,
 }
+
+/// Format version that [`Plan::version`] carries.
+pub const PLAN_VERSION: u32 = 1;
 
 /// A complete placement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
