@@ -1,1 +1,4 @@
 //! kernels
+
+pub mod pool;
+pub mod topology;
