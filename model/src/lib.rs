@@ -1,3 +1,6 @@
 //! What a model is: containers, configuration, architectures as step programs, tokenizer, chat template.
 
+pub mod gguf;
 pub mod program;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

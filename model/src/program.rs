@@ -100,6 +100,7 @@ impl DeltaNetSpec {
 
 /// One operation of a layer. Reads and writes whole rows of the named buffers.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "the fields are the names in each variant's formula")]
 pub enum Step {
     /// `dst = rms_norm(src) * weight`, over the whole row.
     Norm { src: Buf, dst: Buf, weight: WeightRef, eps: f32 },

@@ -1,0 +1,294 @@
+//! GGUF, the container: opened as a mapping, checked in full before anything is used.
+//!
+//! Versions 2 and 3, little endian. Every count is compared with what the rest of the file can hold, all arithmetic is
+//! checked, and nothing is allocated from a number that the file's length does not back. Fixed-size arrays cost one
+//! comparison, string arrays one per string, so a vocabulary of 250,000 tokens opens in milliseconds.
+//!
+//! The file must not be truncated while it is mapped: a page that has vanished raises SIGBUS, which is the operating
+//! system's way and cannot be turned into an error here.
+
+mod cursor;
+mod error;
+mod ggml_type;
+pub mod limits;
+mod metadata;
+mod tensor;
+
+pub use error::GgufError;
+pub use ggml_type::{GgmlType, TypeInfo};
+pub use metadata::{Array, Metadata, Value, ValueType, required};
+pub use tensor::TensorInfo;
+
+use cursor::Cursor;
+use limits::{MAX_ALIGNMENT, MAX_HEADER_BYTES, MAX_KEYS, MAX_TENSORS};
+use memmap2::{Mmap, UncheckedAdvice};
+use metadata::Entry;
+use std::fs::{self, File};
+use std::path::Path;
+use tensor::RawTensor;
+
+/// Alignment of tensor data when the file does not state one.
+const DEFAULT_ALIGNMENT: u32 = 32;
+
+/// What is going to happen to a range of the file, for the kernel's read-ahead and page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advice {
+    /// Read once from front to back.
+    Sequential,
+    /// Read soon: start reading now.
+    WillNeed,
+    /// Not read again soon: the process gives up its pages (they come back from the file when touched).
+    DontNeed,
+}
+
+/// Where the bytes of a file live.
+#[derive(Debug)]
+enum Backing {
+    Map(Mmap),
+    Owned(Vec<u8>),
+}
+
+/// An opened, fully checked GGUF file.
+#[derive(Debug)]
+pub struct Gguf {
+    backing: Backing,
+    version: u32,
+    entries: Vec<Entry>,
+    by_key: Vec<u32>,
+    tensors: Vec<TensorInfo>,
+    by_name: Vec<u32>,
+    data_offset: usize,
+    alignment: u32,
+    notes: Vec<String>,
+}
+
+impl Gguf {
+    /// Maps and checks the file at `path`.
+    pub fn open(path: &Path) -> Result<Gguf, GgufError> {
+        let in_file = |error| GgufError::InFile { path: path.to_owned(), error: Box::new(error) };
+        map(path).and_then(|map| Gguf::check(Backing::Map(map))).map_err(in_file)
+    }
+
+    /// Checks a file held in memory.
+    pub fn parse(bytes: Vec<u8>) -> Result<Gguf, GgufError> {
+        Gguf::check(Backing::Owned(bytes))
+    }
+
+    fn check(backing: Backing) -> Result<Gguf, GgufError> {
+        let file = backing.bytes();
+        // Reading stops at the header limit; a header that goes on is reported as such, not as a truncated file.
+        let limited = file.len() > MAX_HEADER_BYTES;
+        let mut cursor = Cursor::new(&file[..file.len().min(MAX_HEADER_BYTES)]);
+        let header = Header::parse(&mut cursor, file).map_err(|error| match error {
+            GgufError::Truncated { what, at, need, .. } if limited => GgufError::TooLarge {
+                what: format!("a header that reaches {what}"),
+                at,
+                found: (at as u64).saturating_add(need),
+                limit: MAX_HEADER_BYTES as u64,
+                why: "header bytes accepted",
+            },
+            other => other,
+        })?;
+        let Header { version, entries, by_key, alignment, raw } = header;
+        let data_offset = cursor.pos().next_multiple_of(alignment as usize);
+        let mut notes = Vec::new();
+        let mut tensors = Vec::with_capacity(raw.len());
+        for (i, tensor) in raw.into_iter().enumerate() {
+            let tensor = tensor.locate(i, data_offset, alignment, file.len())?;
+            if tensor.ggml_type.info().is_none() {
+                notes.push(format!(
+                    "tensor {:?} has unknown {}; its data was not checked",
+                    tensor.name, tensor.ggml_type
+                ));
+            }
+            tensors.push(tensor);
+        }
+        tensor::check_overlaps(&tensors)?;
+        let by_name = sorted_index(&tensors, |t| &t.name).map_err(|(i, name)| GgufError::BadTensor {
+            name,
+            index: i,
+            reason: "the name occurs twice".to_owned(),
+        })?;
+        Ok(Gguf { backing, version, entries, by_key, tensors, by_name, data_offset, alignment, notes })
+    }
+
+    /// Container version, 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// The key/value section.
+    pub fn metadata(&self) -> Metadata<'_> {
+        Metadata { file: self.backing.bytes(), entries: &self.entries, by_key: &self.by_key }
+    }
+
+    /// All tensors in file order.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The tensor called `name`.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        let found =
+            self.by_name.binary_search_by(|&i| self.tensors[i as usize].name.as_ref().cmp(name)).ok()?;
+        Some(&self.tensors[self.by_name[found] as usize])
+    }
+
+    /// The data of a tensor of this file, in its own format; empty when the type is unknown.
+    pub fn bytes(&self, tensor: &TensorInfo) -> &[u8] {
+        self.backing.bytes().get(tensor.range.clone()).unwrap_or(&[])
+    }
+
+    /// Length of the file in bytes.
+    pub fn file_len(&self) -> usize {
+        self.backing.bytes().len()
+    }
+
+    /// Where tensor data starts, in bytes from the start of the file.
+    pub fn data_offset(&self) -> usize {
+        self.data_offset
+    }
+
+    /// Alignment of tensor data in bytes.
+    pub fn alignment(&self) -> u32 {
+        self.alignment
+    }
+
+    /// Oddities that do not stop the file from being used.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Tells the kernel how a tensor's bytes are going to be used. Advice only: failures are ignored.
+    pub fn advise(&self, tensor: &TensorInfo, advice: Advice) {
+        let Backing::Map(map) = &self.backing else { return };
+        let (start, len) = (tensor.range.start, tensor.range.len());
+        if len == 0 {
+            return;
+        }
+        let _ = match advice {
+            Advice::Sequential => map.advise_range(memmap2::Advice::Sequential, start, len),
+            Advice::WillNeed => map.advise_range(memmap2::Advice::WillNeed, start, len),
+            // SAFETY: the mapping is a shared read-only view of a file; dropped pages are read again from the file, so
+            // the bytes behind live references stay the same.
+            Advice::DontNeed => unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) },
+        };
+    }
+}
+
+impl Backing {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Backing::Map(map) => map,
+            Backing::Owned(bytes) => bytes,
+        }
+    }
+}
+
+/// The part of a file before its tensor data.
+struct Header {
+    version: u32,
+    entries: Vec<Entry>,
+    by_key: Vec<u32>,
+    alignment: u32,
+    raw: Vec<RawTensor>,
+}
+
+impl Header {
+    fn parse(cursor: &mut Cursor<'_>, file: &[u8]) -> Result<Header, GgufError> {
+        if !file.starts_with(b"GGUF") {
+            return Err(GgufError::NotGguf { found: file[..file.len().min(4)].to_vec() });
+        }
+        cursor.take(4, "the magic")?;
+        let version = cursor.u32("the version")?;
+        match version {
+            2 | 3 => {}
+            _ if matches!(version.swap_bytes(), 1..=3) => return Err(GgufError::BigEndian),
+            _ => return Err(GgufError::Version { found: version }),
+        }
+        // 24 and 13 bytes are the smallest description of a tensor and of a key.
+        let n_tensors = count(cursor, "a tensor count", MAX_TENSORS, 24)?;
+        let n_keys = count(cursor, "a metadata key count", MAX_KEYS, 13)?;
+        let mut entries = Vec::new();
+        for i in 0..n_keys {
+            let entry = Entry::parse(cursor, i)?;
+            entry.check(file)?;
+            entries.push(entry);
+        }
+        let by_key = sorted_index(&entries, Entry::key).map_err(|(i, key)| GgufError::BadMetadata {
+            reason: format!("the key occurs twice, the second time as number {i}"),
+            key,
+            at: 24,
+        })?;
+        let metadata = Metadata { file, entries: &entries, by_key: &by_key };
+        refuse_split(metadata)?;
+        let alignment = alignment(metadata)?;
+        let raw = (0..n_tensors)
+            .map(|i| RawTensor::parse(cursor, usize::try_from(i).unwrap_or(usize::MAX)))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Header { version, entries, by_key, alignment, raw })
+    }
+}
+
+/// A count that `limit` and the rest of the file allow, where each item takes `least` bytes or more.
+fn count(cursor: &mut Cursor<'_>, what: &str, limit: u64, least: u64) -> Result<u64, GgufError> {
+    let at = cursor.pos();
+    let found = cursor.u64(what)?;
+    let room = cursor.remaining() as u64 / least;
+    let (limit, why) =
+        if room < limit { (room, "the rest of the file can hold") } else { (limit, "that is accepted") };
+    if found > limit {
+        return Err(GgufError::TooLarge { what: what.to_owned(), at, found, limit, why });
+    }
+    Ok(found)
+}
+
+/// Positions of `items` sorted by name; the position and name of a repeated one otherwise.
+fn sorted_index<T>(items: &[T], name: impl Fn(&T) -> &str) -> Result<Vec<u32>, (usize, String)> {
+    // Counts are limited to 2^16.
+    #[allow(clippy::cast_possible_truncation, reason = "MAX_KEYS and MAX_TENSORS are 2^16")]
+    let mut order: Vec<u32> = (0..items.len() as u32).collect();
+    order.sort_by(|&a, &b| name(&items[a as usize]).cmp(name(&items[b as usize])));
+    match order.windows(2).find(|pair| name(&items[pair[0] as usize]) == name(&items[pair[1] as usize])) {
+        Some(pair) => Err((pair[1] as usize, name(&items[pair[1] as usize]).to_owned())),
+        None => Ok(order),
+    }
+}
+
+fn alignment(metadata: Metadata<'_>) -> Result<u32, GgufError> {
+    let key = "general.alignment";
+    let alignment = metadata.u32(key)?.unwrap_or(DEFAULT_ALIGNMENT);
+    if alignment.is_power_of_two() && (8..=MAX_ALIGNMENT).contains(&alignment) {
+        return Ok(alignment);
+    }
+    let reason = format!("{alignment} is not a power of two from 8 to {MAX_ALIGNMENT}");
+    Err(GgufError::BadValue { key: key.to_owned(), reason })
+}
+
+fn refuse_split(metadata: Metadata<'_>) -> Result<(), GgufError> {
+    match metadata.u32("split.count")? {
+        Some(parts) if parts > 1 => {
+            let part = u64::from(metadata.u32("split.no")?.unwrap_or(0)) + 1;
+            Err(GgufError::Split { part, count: parts.into() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Maps a regular file for reading.
+fn map(path: &Path) -> Result<Mmap, GgufError> {
+    // Asked before opening: opening a pipe would wait for its writer.
+    let kind = fs::metadata(path).map_err(GgufError::Io)?.file_type();
+    if !kind.is_file() {
+        return Err(GgufError::NotAFile {
+            kind: if kind.is_dir() { "a directory" } else { "a device, pipe or socket" },
+        });
+    }
+    let file = File::open(path).map_err(GgufError::Io)?;
+    if file.metadata().map_err(GgufError::Io)?.len() == 0 {
+        return Err(GgufError::NotGguf { found: Vec::new() });
+    }
+    // SAFETY: the mapping is read-only and never written through; the module documentation states that the file must
+    // not shrink while it is mapped.
+    unsafe { Mmap::map(&file) }.map_err(GgufError::Io)
+}
