@@ -1,5 +1,6 @@
 //! kernels
 
 pub mod isa;
+pub mod isa;
 pub mod pool;
 pub mod topology;
