@@ -1,6 +1,5 @@
 //! kernels
 
 pub mod isa;
-pub mod isa;
 pub mod pool;
 pub mod topology;
