@@ -24,3 +24,6 @@ pub const MAX_LINE_BYTES: usize = 8 << 20;
 
 /// Longest request id in bytes.
 pub const MAX_ID_BYTES: usize = 256;
+
+#[cfg(test)]
+mod tests;

@@ -77,7 +77,7 @@ pub struct PlacementParams {
     /// Element type of the KV cache: `auto`, `f32` or `f16`.
     pub kv_type: Option<String>,
     /// Tokens of the largest step.
-    pub batch: Option<u64>,
+    pub chunk: Option<u64>,
 }
 
 /// What to answer.
@@ -211,7 +211,7 @@ fn parse_placement(map: Map<String, Value>) -> Result<PlacementParams, LineError
         devices: text(fields.take("devices")?),
         parallel: fields.take("parallel")?,
         kv_type: fields.take("kv_type")?,
-        batch: fields.take("batch")?,
+        chunk: fields.take("chunk")?,
     };
     fields.finish(foreign::LOAD_PARAMS)?;
     Ok(params)
