@@ -11,8 +11,10 @@ pub struct LayerSizes {
     pub kv_elements: u64,
     /// f32 values of recurrent state per sequence.
     pub state_values: u64,
-    /// f32 values of scratch per token, the residual excluded.
+    /// f32 values of activations per token, the residual included.
     pub scratch_values: u64,
+    /// Widest input of a matrix, quantised once per step.
+    pub widest_input: u64,
 }
 
 /// Everything placement depends on.
@@ -26,6 +28,6 @@ pub struct ModelSummary {
     pub embedding_bytes: u64,
     /// Bytes of final norm and output projection as stored in memory.
     pub head_bytes: u64,
-    /// Whether any matrix is quantised below 16 bits.
+    /// Whether any matrix is quantised.
     pub quantised: bool,
 }

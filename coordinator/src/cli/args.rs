@@ -1,0 +1,423 @@
+//! Flags as data: every command, its options and their help. Nothing is decided here; ranges are checked where the
+//! values are used, so that the daemon refuses the same values in the same words.
+
+use crate::planner::PlacementRequest;
+use crate::sampler::SamplingParams;
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap_complete::Shell;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Exit codes, shown below the help of the program.
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 input or output failed, 2 wrong usage, 3 file, plan or request refused, \
+     4 a worker failed, 130 interrupted.";
+
+/// Runs language models that do not fit one GPU, as a pipeline of worker processes.
+#[derive(Debug, Parser)]
+#[command(name = "spillway", version, after_help = EXIT_CODES, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answer one prompt and end
+    Run(RunArgs),
+    /// Talk with a model, turn by turn
+    Chat(ChatArgs),
+    /// Show what a model file holds, checked as strictly as a load checks it
+    Inspect(InspectArgs),
+    /// Show which process would run which layers, without loading anything
+    Plan(PlanArgs),
+    /// Score token ids: arg max, top ids and values, mean and deviation of the logits at every position
+    Logits(LogitsArgs),
+    /// Turn text from standard input into a JSON array of token ids
+    Tokenize(TokenizeArgs),
+    /// Turn a JSON array of token ids from standard input into text
+    Detokenize(DetokenizeArgs),
+    /// Measure prompt and decode speed
+    Bench(BenchArgs),
+    /// Serve JSON lines on standard input and output, and on a local socket
+    Daemon(DaemonArgs),
+    /// Print a completion script for a shell
+    Completions(CompletionsArgs),
+    /// Run a band of layers (started by the program itself)
+    #[command(hide = true)]
+    WorkerCpu(WorkerCpuArgs),
+}
+
+/// The model file.
+#[derive(Debug, Args)]
+pub struct ModelArgs {
+    /// Model file (GGUF)
+    #[arg(short = 'm', long = "model", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub model: PathBuf,
+}
+
+/// Which process runs which layers, and with how much memory.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Placement")]
+pub struct PlacementArgs {
+    /// GPUs to use, in order, or "none"
+    #[arg(long, value_name = "LIST|none")]
+    pub devices: Option<String>,
+    /// CPU worker processes, one band of layers each [default: 1]
+    #[arg(long, value_name = "N")]
+    pub cpu_workers: Option<usize>,
+    /// Pipeline stages [default: one per worker]
+    #[arg(long, value_name = "N")]
+    pub pp: Option<usize>,
+    /// Layers of each stage, for example 12,18 [default: uniform]
+    #[arg(long, value_name = "A,B,…")]
+    pub pp_layers: Option<String>,
+    /// Layers on GPUs; the others spill to the CPU
+    #[arg(long, value_name = "N|auto")]
+    pub gpu_layer_budget: Option<String>,
+    /// Who computes spilled layers: the GPU over the bus, or the CPU
+    #[arg(long, value_name = "pcie|cpu")]
+    pub offload_exec: Option<String>,
+    /// Longest sequence in tokens, prompt and answer [default: the model's context, at most 4096]
+    #[arg(long, value_name = "N")]
+    pub max_seq: Option<usize>,
+    /// Compute threads of each worker [default: all usable CPUs]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Sequences that may run at once
+    #[arg(long, value_name = "N")]
+    pub parallel: Option<usize>,
+    /// Element type of the KV cache: auto, f32 or f16 [default: auto = f32 for unquantised files, f16 otherwise]
+    #[arg(long, value_name = "TYPE")]
+    pub kv_type: Option<String>,
+    /// Tokens of the largest step; long prompts are computed in chunks of this size [default: 512]
+    #[arg(long, value_name = "N")]
+    pub chunk: Option<usize>,
+}
+
+impl PlacementArgs {
+    /// The request as the planner takes it.
+    pub fn to_request(&self) -> PlacementRequest {
+        PlacementRequest {
+            devices: self.devices.clone(),
+            cpu_workers: self.cpu_workers,
+            pp: self.pp,
+            pp_layers: self.pp_layers.clone(),
+            gpu_layer_budget: self.gpu_layer_budget.clone(),
+            offload_exec: self.offload_exec.clone(),
+            max_seq: self.max_seq,
+            threads: self.threads,
+            parallel: self.parallel,
+            kv_type: self.kv_type.clone(),
+            chunk: self.chunk,
+        }
+    }
+}
+
+/// How tokens are chosen and when an answer ends.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Most tokens to generate; 0 = none
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 512)]
+    pub max_tokens: usize,
+    /// Temperature; 0 = always the most probable token
+    #[arg(long, value_name = "T", default_value_t = 0.3, allow_negative_numbers = true)]
+    pub temp: f32,
+    /// Keep the K most probable tokens; 0 = all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub top_k: u32,
+    /// Keep the most probable tokens that together reach this probability; 1 = all
+    #[arg(long, value_name = "P", default_value_t = 0.8, allow_negative_numbers = true)]
+    pub top_p: f32,
+    /// Keep tokens at least this times as probable as the best; 0 = all
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub min_p: f32,
+    /// Divide the logits of recent tokens by this; 1 = off
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub repeat_penalty: f32,
+    /// How many tokens are recent, for all penalties
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub repeat_window: usize,
+    /// Subtract this from the logits of recent tokens
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub presence_penalty: f32,
+    /// Subtract this once per occurrence of a recent token
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub frequency_penalty: f32,
+    /// Seed; the same seed gives the same text [default: drawn anew each time, shown with --json]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Add to the logit of a token, for example 13=-1.5 or 13=-inf (repeatable)
+    #[arg(long, value_name = "ID=VALUE", value_parser = parse_bias, allow_hyphen_values = true)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// End the answer before this text (repeatable)
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+    /// Do not end at the model's end-of-text token
+    #[arg(long)]
+    pub ignore_eos: bool,
+}
+
+impl SamplingArgs {
+    /// The parameters as the engine takes them; `seed` stands in when none was given.
+    pub fn to_params(&self, seed: u64) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            repeat_window: self.repeat_window,
+            seed: self.seed.unwrap_or(seed),
+            logit_bias: self.logit_bias.clone(),
+        }
+    }
+}
+
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let (id, value) = text.split_once('=').ok_or("expected ID=VALUE, for example 13=-1.5")?;
+    let id = id.parse().map_err(|_| format!("\"{id}\" is not a token id"))?;
+    let value = value.parse().map_err(|_| format!("\"{value}\" is not a number"))?;
+    Ok((id, value))
+}
+
+/// How the chat template is used.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Chat template")]
+pub struct TemplateArgs {
+    /// System prompt
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Let the model think before it answers, where its template knows "enable_thinking"
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enable_thinking: Option<bool>,
+    /// Set another variable of the template to a JSON value (repeatable)
+    #[arg(long, value_name = "NAME=JSON", value_parser = parse_template_arg)]
+    pub template_arg: Vec<(String, serde_json::Value)>,
+}
+
+fn parse_template_arg(text: &str) -> Result<(String, serde_json::Value), String> {
+    let (name, value) = text.split_once('=').ok_or("expected NAME=JSON, for example reasoning=true")?;
+    let value = serde_json::from_str(value).map_err(|error| format!("the value is not JSON: {error}"))?;
+    Ok((name.to_owned(), value))
+}
+
+/// What is told about loading, on standard error.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Progress {
+    /// A bar on a terminal, nothing otherwise
+    #[default]
+    Auto,
+    /// One JSON object per event
+    Json,
+    /// Nothing
+    None,
+}
+
+/// How loading reports itself.
+#[derive(Debug, Args)]
+pub struct ProgressArgs {
+    /// How to show loading, on standard error
+    #[arg(long, value_enum, value_name = "HOW", default_value_t, conflicts_with = "quiet")]
+    pub progress: Progress,
+    /// Show no progress
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+impl ProgressArgs {
+    /// What was asked for.
+    pub fn mode(&self) -> Progress {
+        if self.quiet { Progress::None } else { self.progress }
+    }
+}
+
+/// `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The prompt; read from standard input when left out
+    #[arg(value_name = "PROMPT", conflicts_with = "prompt")]
+    pub text: Option<String>,
+    /// The prompt, as an option
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: Option<String>,
+    /// Continue the prompt as it stands, without the chat template
+    #[arg(long, conflicts_with_all = ["system", "enable_thinking", "template_arg"])]
+    pub raw: bool,
+    /// Print JSON lines; the last one has the whole answer
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub progress: ProgressArgs,
+    #[command(flatten)]
+    pub template: TemplateArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub placement: PlacementArgs,
+}
+
+/// `chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub progress: ProgressArgs,
+    #[command(flatten)]
+    pub template: TemplateArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub placement: PlacementArgs,
+}
+
+/// `inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Model file (GGUF)
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub placement: PlacementArgs,
+}
+
+/// `logits`.
+#[derive(Debug, Args)]
+pub struct LogitsArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Token ids
+    #[arg(long, value_name = "ID,ID,…", value_delimiter = ',', required = true)]
+    pub ids: Vec<u32>,
+    /// How many of the largest logits to show
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub top: usize,
+    /// Print one JSON object per position
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub progress: ProgressArgs,
+    #[command(flatten)]
+    pub placement: PlacementArgs,
+}
+
+/// `tokenize`.
+#[derive(Debug, Args)]
+pub struct TokenizeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Recognise the spellings of special tokens in the text
+    #[arg(long)]
+    pub parse_special: bool,
+    /// Do not put the beginning-of-sequence token in front
+    #[arg(long)]
+    pub no_bos: bool,
+}
+
+/// `detokenize`.
+#[derive(Debug, Args)]
+pub struct DetokenizeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+/// `bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Prompt sizes in tokens; 0 = no prompt test
+    #[arg(short = 'p', long, value_name = "N,N,…", value_delimiter = ',', default_value = "512")]
+    pub prompt: Vec<usize>,
+    /// Answer sizes in tokens; 0 = no decode test
+    #[arg(short = 'n', long, value_name = "N,N,…", value_delimiter = ',', default_value = "128")]
+    pub generate: Vec<usize>,
+    /// Tokens in the context before the clock starts
+    #[arg(short = 'd', long, value_name = "N,N,…", value_delimiter = ',', default_value = "0")]
+    pub depth: Vec<usize>,
+    /// Repetitions of every test
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repetitions: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub progress: ProgressArgs,
+    #[command(flatten)]
+    pub placement: PlacementArgs,
+}
+
+/// `daemon`.
+#[derive(Debug, Args)]
+pub struct DaemonArgs {
+    /// Also serve clients on a local socket at this path
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub listen: Option<PathBuf>,
+}
+
+/// `completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: Shell,
+}
+
+/// `worker-cpu`: parsed by the worker itself.
+#[derive(Debug, Args)]
+pub struct WorkerCpuArgs {
+    /// What the coordinator passes
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<OsString>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_flags_do_not_contradict_one_another() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_visible_flag_has_help() {
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            for flag in command.get_arguments() {
+                assert!(flag.get_help().is_some(), "{} {}", command.get_name(), flag.get_id());
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_look_like_options_are_values_where_they_must_be() {
+        let cli = Cli::try_parse_from([
+            "spillway", "run", "-m", "m", "-p", "- a list", "--stop", "--", "--logit-bias", "13=-inf", "--temp", "-1",
+        ]);
+        let Command::Run(run) = cli.unwrap().command else { panic!() };
+        assert_eq!(run.prompt.as_deref(), Some("- a list"));
+        assert_eq!(run.sampling.stop, ["--"]);
+        assert_eq!(run.sampling.logit_bias, [(13, f32::NEG_INFINITY)]);
+        assert_eq!(run.sampling.temp, -1.0);
+    }
+}

@@ -1,0 +1,102 @@
+//! Why a command ended early, as a sentence, a stable code and an exit code.
+
+use crate::engine::{EngineError, ErrorClass, RequestError};
+use crate::open::OpenError;
+use crate::planner::Refusal;
+use crate::prompt::PromptError;
+use serde_json::json;
+use std::io;
+use std::process::ExitCode;
+
+/// Why a command ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The command line asks for something that cannot be asked.
+    #[error("{0}")]
+    Usage(String),
+    /// The model file was refused.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The placement was refused.
+    #[error(transparent)]
+    Plan(#[from] Refusal),
+    /// The prompt cannot be made.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
+    /// The workers could not be started.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The request was refused or failed.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// Standard input cannot be used.
+    #[error("standard input cannot be used: {0}; pass the text as an argument or check the pipe")]
+    Input(String),
+    /// Standard output, a socket or a thread failed.
+    #[error("input or output failed: {0}")]
+    Output(#[source] io::Error),
+    /// Whoever read standard output has gone away.
+    #[error("the reader of standard output has gone away")]
+    ReaderGone,
+    /// The user pressed Ctrl-C.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Failure::Output(error)
+    }
+}
+
+impl Failure {
+    /// Stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Failure::Usage(_) => "usage",
+            Failure::Open(error) => error.code(),
+            Failure::Plan(error) => error.code(),
+            Failure::Prompt(error) => error.code(),
+            Failure::Engine(error) => error.code(),
+            Failure::Request(error) => error.code,
+            Failure::Input(_) => "input_failed",
+            Failure::Output(_) => "output_failed",
+            Failure::ReaderGone => "reader_gone",
+            Failure::Interrupted => "interrupted",
+        }
+    }
+
+    /// Exit code of the command.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Failure::ReaderGone => 0,
+            Failure::Input(_) | Failure::Output(_) => 1,
+            Failure::Usage(_) => 2,
+            Failure::Open(_) | Failure::Plan(_) | Failure::Prompt(_) => 3,
+            Failure::Request(error) => match error.class {
+                ErrorClass::Validation | ErrorClass::ContextLength | ErrorClass::Unsupported => 3,
+                ErrorClass::Transient | ErrorClass::Internal => 4,
+            },
+            Failure::Engine(_) => 4,
+            Failure::Interrupted => 130,
+        }
+    }
+
+    /// Tells the user, on standard error and, where JSON was asked for, also on standard output.
+    pub fn report(&self, as_json: bool) -> ExitCode {
+        if !matches!(self, Failure::ReaderGone) {
+            let message = one_line(&self.to_string());
+            eprintln!("error: {message}");
+            if as_json {
+                // Nothing more can be said where standard output does not work.
+                let _ = super::output::json(&json!({"type": "error", "code": self.code(), "message": message}));
+            }
+        }
+        ExitCode::from(self.exit_code())
+    }
+}
+
+/// Control characters (a file name may hold them) become spaces, so that a message stays one line.
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}

@@ -1,0 +1,72 @@
+//! Loading, as a bar per stage on a terminal, as JSON lines, or silently.
+
+use super::args::Progress;
+use crate::workers::LoadProgress;
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use serde_json::json;
+use std::io::{IsTerminal, stderr};
+
+const BAR: &str = "{prefix} [{bar:32}] {bytes}/{total_bytes} {bytes_per_sec}";
+
+/// Shows progress on standard error.
+#[derive(Debug)]
+pub enum ProgressView {
+    /// A bar per stage.
+    Bars(MultiProgress, Vec<ProgressBar>),
+    /// One JSON object per event.
+    Json,
+    /// Nothing.
+    Silent,
+}
+
+impl ProgressView {
+    /// The view for what was asked and where standard error goes.
+    pub fn new(asked: Progress) -> Self {
+        match asked {
+            Progress::Auto if stderr().is_terminal() => ProgressView::Bars(MultiProgress::new(), Vec::new()),
+            Progress::Auto | Progress::None => ProgressView::Silent,
+            Progress::Json => ProgressView::Json,
+        }
+    }
+
+    /// Shows that a stage has come further.
+    pub fn show(&mut self, progress: LoadProgress) {
+        let LoadProgress { stage, stages, done, total } = progress;
+        match self {
+            ProgressView::Silent => {}
+            ProgressView::Json => {
+                eprintln!(
+                    "{}",
+                    json!({"type": "loading", "stage": stage, "stages": stages, "done": done, "total": total})
+                );
+            }
+            ProgressView::Bars(all, bars) => {
+                while bars.len() < stages {
+                    bars.push(all.add(new_bar(bars.len(), stages)));
+                }
+                if let Some(bar) = bars.get(stage) {
+                    bar.set_length(total);
+                    bar.set_position(done);
+                }
+            }
+        }
+    }
+
+    /// Clears what is on the screen.
+    pub fn finish(self) {
+        if let ProgressView::Bars(_, bars) = self {
+            for bar in bars {
+                bar.finish_and_clear();
+            }
+        }
+    }
+}
+
+fn new_bar(stage: usize, stages: usize) -> ProgressBar {
+    let bar = ProgressBar::new(0).with_prefix(format!("loading stage {} of {stages}", stage + 1));
+    match ProgressStyle::with_template(BAR) {
+        Ok(style) => bar.with_style(style.progress_chars("=> ")),
+        // The template is a constant that the tests draw; without it the default bar serves.
+        Err(_) => bar,
+    }
+}

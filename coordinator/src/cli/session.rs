@@ -1,0 +1,73 @@
+//! From a model file to a running engine, interruptible at any time.
+
+use super::args::{PlacementArgs, ProgressArgs};
+use super::failure::Failure;
+use super::interrupt::{Interrupts, Wake};
+use super::progress::ProgressView;
+use crate::engine::{Engine, EngineError, EngineOptions};
+use crate::open::{LoadedModel, TextNeed, open_model};
+use crate::planner::{Machine, plan};
+use crate::workers::LoadProgress;
+use spillway_protocol::plan::Plan;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A validated model and its placement; nothing is running yet.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The model.
+    pub model: Arc<LoadedModel>,
+    /// Its placement.
+    pub plan: Plan,
+}
+
+impl Prepared {
+    /// Opens, validates and places a model.
+    pub fn new(path: &Path, text: TextNeed, placement: &PlacementArgs) -> Result<Self, Failure> {
+        let model = Arc::new(open_model(path, text)?);
+        let plan = plan(model.summary(), &Machine::detect(), &placement.to_request())?;
+        Ok(Prepared { model, plan })
+    }
+
+    /// Starts the workers and shows how they load.
+    pub fn start(self, interrupts: &Interrupts, progress: &ProgressArgs) -> Result<Session, Failure> {
+        let (sender, receiver) = interrupts.channel();
+        let from_loader = sender.clone();
+        std::thread::Builder::new().name("load".into()).spawn(move || {
+            let result = Engine::start(self.model, self.plan, EngineOptions::default(), move |progress| {
+                // Fails only when the command was interrupted and is ending.
+                let _ = sender.send(Wake::Item(Loading::Progress(progress)));
+            });
+            let _ = from_loader.send(Wake::Item(Loading::Ended(result)));
+        })?;
+        let mut view = ProgressView::new(progress.mode());
+        let result = loop {
+            match receiver.recv() {
+                Ok(Wake::Item(Loading::Progress(progress))) => view.show(progress),
+                Ok(Wake::Item(Loading::Ended(result))) => break result.map_err(Failure::from),
+                Ok(Wake::Interrupt) => break Err(Failure::Interrupted),
+                Err(_) => break Err(std::io::Error::other("the loading thread ended without a result").into()),
+            }
+        };
+        view.finish();
+        Ok(Session { engine: result? })
+    }
+}
+
+enum Loading {
+    Progress(LoadProgress),
+    Ended(Result<Engine, EngineError>),
+}
+
+/// A running engine that ends with the session.
+#[derive(Debug)]
+pub struct Session {
+    /// The engine.
+    pub engine: Engine,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.engine.shutdown();
+    }
+}

@@ -1,0 +1,78 @@
+//! A plan in words: which process runs which layers, and what every byte is for.
+
+use spillway_protocol::plan::{Execution, Plan, Stage, StageBytes};
+use std::fmt::Write as _;
+
+/// Bytes in the largest binary unit that keeps three digits.
+pub fn bytes(count: u64) -> String {
+    const UNITS: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+    let (unit, size) = UNITS.iter().find(|(_, size)| count >= *size).unwrap_or(&UNITS[3]);
+    match size {
+        1 => format!("{count} B"),
+        size => format!("{:.1} {unit}", count as f64 / *size as f64),
+    }
+}
+
+const HEADINGS: [&str; 10] =
+    ["stage", "process", "layers", "threads", "weights", "embedding", "KV", "states", "scratch", "rings"];
+
+/// The plan as a table for people, ending with a line break.
+pub fn table(plan: &Plan) -> String {
+    let mut rows = vec![HEADINGS.map(String::from)];
+    rows.extend(plan.stages.iter().enumerate().map(|(index, stage)| row(index, stage)));
+    let mut text = header(plan);
+    for row in &rows {
+        let cells: Vec<String> = (0..HEADINGS.len())
+            .map(|column| {
+                let width = rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+                format!("{:<width$}", row[column])
+            })
+            .collect();
+        let _ = writeln!(text, "  {}", cells.join("  ").trim_end());
+    }
+    for (index, stage) in plan.stages.iter().enumerate() {
+        let _ = writeln!(text, "  why {index}: {}", stage.why);
+    }
+    let total: u64 = plan.stages.iter().map(|stage| stage.bytes.private()).sum();
+    let _ = writeln!(text, "  memory: {} allocated, the embedding stays in the mapped file", bytes(total));
+    text
+}
+
+fn header(plan: &Plan) -> String {
+    let (model, limits) = (&plan.model, &plan.limits);
+    format!(
+        "{} · {} · {} layers, width {}, vocabulary {}\n  max_seq {} of {} · {} sequences · {} KV blocks of {:?} · steps of \
+         up to {} tokens\n",
+        model.path.display(),
+        model.architecture,
+        model.layers,
+        model.d_model,
+        model.vocab,
+        limits.max_seq,
+        model.context_length,
+        limits.max_sequences,
+        limits.kv_blocks,
+        limits.kv_type,
+        limits.max_step_tokens,
+    )
+}
+
+fn row(index: usize, stage: &Stage) -> [String; HEADINGS.len()] {
+    let Execution::Cpu { threads, node } = stage.execution;
+    let StageBytes { weights, embedding, kv, state, scratch, rings } = stage.bytes;
+    let process = match node {
+        Some(node) => format!("worker-cpu on node {node}"),
+        None => "worker-cpu".to_string(),
+    };
+    let [first, last] = [stage.layers.start, stage.layers.end.saturating_sub(1)];
+    let ends = match (stage.embed, stage.head) {
+        (true, true) => " + embedding + head",
+        (true, false) => " + embedding",
+        (false, true) => " + head",
+        (false, false) => "",
+    };
+    let sizes = [weights, embedding, kv, state, scratch, rings].map(bytes);
+    let [weights, embedding, kv, state, scratch, rings] = sizes;
+    let layers = format!("{first}-{last}{ends}");
+    [index.to_string(), process, layers, threads.to_string(), weights, embedding, kv, state, scratch, rings]
+}
