@@ -1,5 +1,13 @@
 //! What Spillway's processes say to each other. No policy.
 
+pub mod channel;
 pub mod control;
+pub mod frame;
 pub mod jsonl;
 pub mod plan;
+pub mod ring;
+mod shm;
+pub mod status;
+mod sync;
+
+pub use shm::ShmError;

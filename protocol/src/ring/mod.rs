@@ -1,0 +1,416 @@
+//! The ring: a single-producer single-consumer queue of fixed-size slots between two processes, in sealed shared memory.
+//!
+//! One ring carries the step frames of one pipeline edge, in one direction. The coordinator makes it, both processes
+//! inherit it by descriptor number and attach to their end. A side that waits spins for up to [`SPIN_LIMIT`] (less when
+//! spinning has not paid lately, not at all on a machine with one CPU), then sleeps in the kernel. Bytes cross by copy
+//! only. Either side can close; the other notices at once. The death of the other process is *not* noticed here: that is
+//! the control socket's end-of-file, hence every wait has a timeout.
+
+mod core;
+
+use self::core::{Cursor, Look, Role, Words};
+use crate::frame::{FrameError, SlotRead, SlotWrite};
+use crate::shm::{Segment, ShmError};
+use std::num::NonZeroUsize;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest time a waiting side burns CPU before it sleeps.
+pub const SPIN_LIMIT: Duration = Duration::from_micros(50);
+/// Shortest spin, after waits that ended in sleep.
+const SPIN_FLOOR: Duration = Duration::from_micros(2);
+/// Looks between two readings of the clock while spinning.
+const LOOKS_PER_CLOCK: u32 = 32;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"SPWR");
+const VERSION: u32 = 1;
+/// Slots begin on a page, and every slot on a cache line pair.
+const HEADER_BYTES: usize = 4096;
+const SLOT_ALIGN: usize = 128;
+const MAX_SLOTS: u32 = 1 << 16;
+
+/// Why a ring cannot be made, attached or used.
+#[derive(Debug, thiserror::Error)]
+pub enum RingError {
+    /// The shared memory itself.
+    #[error(transparent)]
+    Shm(#[from] ShmError),
+    /// A shape that no ring can have.
+    #[error(
+        "ring: {slots} slots of {slot_bytes} bytes is not a ring: slots must be a power of two up to 65536, bytes not zero"
+    )]
+    Shape {
+        /// Slots asked for.
+        slots: u32,
+        /// Bytes per slot asked for.
+        slot_bytes: usize,
+    },
+    /// The segment does not begin with a header that this build understands.
+    #[error(
+        "ring: the inherited segment is not a ring of this version: {0}; coordinator and worker must be the same build"
+    )]
+    Foreign(&'static str),
+    /// The other process broke the protocol of the ring.
+    #[error(
+        "ring: the other process moved its counter beyond the slots; its memory is not trustworthy, the pipeline must end"
+    )]
+    Corrupt,
+}
+
+impl RingError {
+    /// Stable name of the error.
+    pub fn code(&self) -> &'static str {
+        match self {
+            RingError::Shm(error) => error.code(),
+            RingError::Shape { .. } => "ring_shape",
+            RingError::Foreign(_) => "ring_foreign",
+            RingError::Corrupt => "ring_corrupt",
+        }
+    }
+}
+
+/// First page of the segment. The shape is written once, before any other process knows of the segment.
+#[repr(C)]
+struct Header {
+    magic: AtomicU32,
+    version: AtomicU32,
+    slots: AtomicU32,
+    /// In units of [`SLOT_ALIGN`] bytes.
+    slot_lines: AtomicU32,
+    words: Words,
+}
+
+const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
+
+/// The mapping of a ring with its shape, as it was checked: later changes of the shared header are not looked at.
+#[derive(Debug)]
+struct Mapping {
+    segment: Segment,
+    slots: u32,
+    slot_bytes: usize,
+}
+
+impl Deref for Mapping {
+    type Target = Words;
+    fn deref(&self) -> &Words {
+        // SAFETY: the segment holds a `Header` (its size was checked), page aligned, all of it atomics for which any bit
+        // pattern is valid; it lives as long as `self`.
+        unsafe { &(*self.segment.base().cast::<Header>().as_ptr()).words }
+    }
+}
+
+impl Mapping {
+    fn header(segment: &Segment) -> &Header {
+        // SAFETY: as in `deref`; callers have checked that the segment is at least `HEADER_BYTES` long.
+        unsafe { segment.base().cast::<Header>().as_ref() }
+    }
+
+    fn attach(fd: OwnedFd) -> Result<Self, RingError> {
+        let segment = Segment::attach(fd, HEADER_BYTES)?;
+        let header = Self::header(&segment);
+        if header.magic.load(Ordering::Relaxed) != MAGIC {
+            return Err(RingError::Foreign("no ring header"));
+        }
+        if header.version.load(Ordering::Relaxed) != VERSION {
+            return Err(RingError::Foreign("another version"));
+        }
+        let slots = header.slots.load(Ordering::Relaxed);
+        let slot_bytes = header.slot_lines.load(Ordering::Relaxed) as usize * SLOT_ALIGN;
+        let fits = checked_bytes(slots, slot_bytes).is_some_and(|bytes| bytes.get() <= segment.len());
+        if !fits {
+            return Err(RingError::Foreign("its slots do not fit into it"));
+        }
+        Ok(Self { segment, slots, slot_bytes })
+    }
+
+    fn slot(&self, index: usize) -> Slot {
+        debug_assert!(index < self.slots as usize);
+        // SAFETY: `checked_bytes` held for this shape, so slot `index` lies inside the segment.
+        let base = unsafe { self.segment.base().as_ptr().add(HEADER_BYTES + index * self.slot_bytes) };
+        Slot { base, len: self.slot_bytes }
+    }
+}
+
+/// Bytes of a segment for this shape; `None` when it is no valid shape.
+fn checked_bytes(slots: u32, slot_bytes: usize) -> Option<NonZeroUsize> {
+    let valid = slots.is_power_of_two() && slots <= MAX_SLOTS && slot_bytes > 0;
+    let bytes = slot_bytes.checked_mul(slots as usize)?.checked_add(HEADER_BYTES)?;
+    NonZeroUsize::new(bytes).filter(|_| valid)
+}
+
+/// A ring as its maker holds it: a descriptor for children to inherit, and ends to attach in this process.
+#[derive(Debug)]
+pub struct Ring {
+    segment: Segment,
+}
+
+impl Ring {
+    /// Makes an empty ring of `slots` (a power of two) slots that hold at least `slot_bytes` each.
+    pub fn create(slots: u32, slot_bytes: usize) -> Result<Self, RingError> {
+        let lines = slot_bytes.div_ceil(SLOT_ALIGN);
+        let len = lines.checked_mul(SLOT_ALIGN).and_then(|aligned| checked_bytes(slots, aligned));
+        let (Ok(slot_lines), Some(len)) = (u32::try_from(lines), len) else {
+            return Err(RingError::Shape { slots, slot_bytes });
+        };
+        let segment = Segment::create(c"spillway-ring", len)?;
+        let header = Mapping::header(&segment);
+        header.slots.store(slots, Ordering::Relaxed);
+        header.slot_lines.store(slot_lines, Ordering::Relaxed);
+        header.version.store(VERSION, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+        Ok(Self { segment })
+    }
+
+    /// Bytes that [`Ring::create`] takes for this shape, for a plan that charges them.
+    pub fn bytes(slots: u32, slot_bytes: usize) -> usize {
+        let aligned = slot_bytes.div_ceil(SLOT_ALIGN).saturating_mul(SLOT_ALIGN);
+        HEADER_BYTES.saturating_add(aligned.saturating_mul(slots as usize))
+    }
+
+    /// A duplicate of the descriptor, for an end in this process.
+    pub fn dup(&self) -> Result<OwnedFd, RingError> {
+        self.as_fd().try_clone_to_owned().map_err(|error| {
+            let source = nix::Error::from_raw(error.raw_os_error().unwrap_or_default());
+            ShmError::System { action: "dup", bytes: self.segment.len(), source }.into()
+        })
+    }
+}
+
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.segment.fd()
+    }
+}
+
+/// How a wait ended.
+#[derive(Debug)]
+pub enum Wait<T> {
+    /// A slot.
+    Ready(T),
+    /// Nothing within the time given.
+    TimedOut,
+    /// The other side closed its end, and for a consumer everything it had published was read.
+    Closed,
+}
+
+/// Shared by both ends: the cursor and how long to spin.
+#[derive(Debug)]
+struct End {
+    cursor: Cursor<Mapping>,
+    spin: Duration,
+}
+
+impl End {
+    fn attach(fd: OwnedFd, role: Role) -> Result<Self, RingError> {
+        let mapping = Mapping::attach(fd)?;
+        let slots = mapping.slots;
+        let alone = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
+        let spin = if alone { Duration::ZERO } else { SPIN_LIMIT };
+        Ok(Self { cursor: Cursor::new(mapping, role, slots), spin })
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<Wait<Slot>, RingError> {
+        if let Some(found) = self.look()? {
+            return Ok(found);
+        }
+        let start = Instant::now();
+        if let Some(found) = self.spin(start, timeout)? {
+            return Ok(found);
+        }
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            match self.cursor.look() {
+                Look::Nothing(_) if left.is_zero() => return Ok(Wait::TimedOut),
+                Look::Nothing(seen) => self.cursor.sleep(seen, left),
+                _ => break,
+            }
+        }
+        Ok(self.look()?.unwrap_or(Wait::TimedOut))
+    }
+
+    /// Looks again and again for as long as spinning has paid lately.
+    fn spin(&mut self, start: Instant, timeout: Duration) -> Result<Option<Wait<Slot>>, RingError> {
+        let budget = self.spin.min(timeout);
+        while !budget.is_zero() {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if let Some(found) = self.look()? {
+                    self.spin = (self.spin * 2).min(SPIN_LIMIT);
+                    return Ok(Some(found));
+                }
+                std::hint::spin_loop();
+            }
+            if start.elapsed() >= budget {
+                self.spin = (self.spin / 2).max(SPIN_FLOOR);
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    fn look(&self) -> Result<Option<Wait<Slot>>, RingError> {
+        match self.cursor.look() {
+            Look::Slot(index) => Ok(Some(Wait::Ready(self.cursor.words().slot(index)))),
+            Look::Nothing(_) => Ok(None),
+            Look::Closed => Ok(Some(Wait::Closed)),
+            Look::Corrupt => Err(RingError::Corrupt),
+        }
+    }
+}
+
+/// Where a slot lies. Only this module makes one, for a slot that its end owns at that time.
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    base: *mut u8,
+    len: usize,
+}
+
+impl Slot {
+    fn check(&self, offset: usize, len: usize) -> Result<(), FrameError> {
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        if fits {
+            Ok(())
+        } else {
+            Err(FrameError::SlotTooSmall { need: offset.saturating_add(len), have: self.len })
+        }
+    }
+}
+
+/// The sending end.
+#[derive(Debug)]
+pub struct RingProducer {
+    end: End,
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub struct RingConsumer {
+    end: End,
+}
+
+impl RingProducer {
+    /// Attaches to the sending end of an inherited ring.
+    pub fn attach(fd: OwnedFd) -> Result<Self, RingError> {
+        Ok(Self { end: End::attach(fd, Role::Producer)? })
+    }
+
+    /// Bytes of a slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.end.cursor.words().slot_bytes
+    }
+
+    /// Waits for a free slot.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Wait<SlotWriter<'_>>, RingError> {
+        let found = self.end.wait(timeout)?;
+        Ok(self.writer(found))
+    }
+
+    /// Takes a free slot if there is one; `TimedOut` means the ring is full.
+    pub fn try_next(&mut self) -> Result<Wait<SlotWriter<'_>>, RingError> {
+        let found = self.end.look()?.unwrap_or(Wait::TimedOut);
+        Ok(self.writer(found))
+    }
+
+    fn writer(&mut self, found: Wait<Slot>) -> Wait<SlotWriter<'_>> {
+        match found {
+            Wait::Ready(slot) => Wait::Ready(SlotWriter { end: &mut self.end, slot }),
+            Wait::TimedOut => Wait::TimedOut,
+            Wait::Closed => Wait::Closed,
+        }
+    }
+}
+
+impl RingConsumer {
+    /// Attaches to the receiving end of an inherited ring.
+    pub fn attach(fd: OwnedFd) -> Result<Self, RingError> {
+        Ok(Self { end: End::attach(fd, Role::Consumer)? })
+    }
+
+    /// Bytes of a slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.end.cursor.words().slot_bytes
+    }
+
+    /// Waits for a published slot.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Wait<SlotReader<'_>>, RingError> {
+        let found = self.end.wait(timeout)?;
+        Ok(self.reader(found))
+    }
+
+    /// Takes a published slot if there is one; `TimedOut` means the ring is empty.
+    pub fn try_next(&mut self) -> Result<Wait<SlotReader<'_>>, RingError> {
+        let found = self.end.look()?.unwrap_or(Wait::TimedOut);
+        Ok(self.reader(found))
+    }
+
+    fn reader(&mut self, found: Wait<Slot>) -> Wait<SlotReader<'_>> {
+        match found {
+            Wait::Ready(slot) => Wait::Ready(SlotReader { end: &mut self.end, slot }),
+            Wait::TimedOut => Wait::TimedOut,
+            Wait::Closed => Wait::Closed,
+        }
+    }
+}
+
+impl Drop for End {
+    /// Closes this side.
+    fn drop(&mut self) {
+        self.cursor.close();
+    }
+}
+
+/// A free slot. Dropped without [`SlotWriter::publish`], nothing is sent and the slot stays free.
+#[derive(Debug)]
+pub struct SlotWriter<'a> {
+    end: &'a mut End,
+    slot: Slot,
+}
+
+impl SlotWriter<'_> {
+    /// Hands the slot to the consumer.
+    pub fn publish(self) {
+        self.end.cursor.advance();
+    }
+}
+
+impl SlotWrite for SlotWriter<'_> {
+    fn put(&mut self, offset: usize, bytes: &[u8]) -> Result<(), FrameError> {
+        self.slot.check(offset, bytes.len())?;
+        // SAFETY: the range lies in the slot, which belongs to this end until `publish`; `bytes` is private memory, so
+        // they do not overlap. A misbehaving peer may write here too: it garbles bytes that nothing here reads back.
+        unsafe { self.slot.base.add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+}
+
+/// A published slot. Dropping it gives it back to the producer.
+#[derive(Debug)]
+pub struct SlotReader<'a> {
+    end: &'a mut End,
+    slot: Slot,
+}
+
+impl SlotRead for SlotReader<'_> {
+    fn get(&self, offset: usize, bytes: &mut [u8]) -> Result<(), FrameError> {
+        self.slot.check(offset, bytes.len())?;
+        // SAFETY: the range lies in the slot, which belongs to this end until drop; `bytes` is private memory. A
+        // misbehaving peer may change the bytes during the copy: any value is valid for `u8`, and they are checked
+        // after the copy, never twice.
+        unsafe { self.slot.base.add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+}
+
+impl Drop for SlotReader<'_> {
+    fn drop(&mut self) {
+        self.end.cursor.advance();
+    }
+}
+
+// SAFETY: a slot is an address inside the segment that the end next to it keeps mapped.
+unsafe impl Send for Slot {}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
