@@ -2,5 +2,6 @@
 
 pub mod gguf;
 pub mod program;
+pub mod tokenizer;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
