@@ -1,5 +1,9 @@
 //! What a model is: containers, configuration, architectures as step programs, tokenizer, chat template.
 
+pub mod arch;
+pub mod config;
+pub mod error;
+pub mod file;
 pub mod gguf;
 pub mod program;
 pub mod tokenizer;

@@ -114,6 +114,23 @@ impl Value<'_> {
         }
     }
 
+    /// The value as a number, when it is one.
+    pub fn as_f64(&self) -> Option<f64> {
+        match *self {
+            Value::F32(v) => Some(v.into()),
+            Value::F64(v) => Some(v),
+            #[allow(clippy::cast_precision_loss, reason = "for comparisons with small numbers")]
+            Value::I64(v) => Some(v as f64),
+            #[allow(clippy::cast_precision_loss, reason = "for comparisons with small numbers")]
+            Value::U64(v) => Some(v as f64),
+            Value::I8(v) => Some(v.into()),
+            Value::I16(v) => Some(v.into()),
+            Value::I32(v) => Some(v.into()),
+            Value::U8(_) | Value::U16(_) | Value::U32(_) => self.as_u64().map(|v| v as f64),
+            Value::Bool(_) | Value::Str(_) | Value::Array(_) => None,
+        }
+    }
+
     fn is_integer(&self) -> bool {
         use Value::{I8, I16, I32, I64, U8, U16, U32, U64};
         matches!(self, U8(_) | I8(_) | U16(_) | I16(_) | U32(_) | I32(_) | U64(_) | I64(_))
@@ -128,6 +145,27 @@ impl Value<'_> {
             Value::F32(v) => Some(v),
             Value::F64(v) => Some(v as f32),
             _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Value<'_> {
+    /// The value as a listing shows it; arrays by their type.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Value::U8(v) => v.fmt(f),
+            Value::I8(v) => v.fmt(f),
+            Value::U16(v) => v.fmt(f),
+            Value::I16(v) => v.fmt(f),
+            Value::U32(v) => v.fmt(f),
+            Value::I32(v) => v.fmt(f),
+            Value::F32(v) => v.fmt(f),
+            Value::Bool(v) => v.fmt(f),
+            Value::Str(v) => v.fmt(f),
+            Value::U64(v) => v.fmt(f),
+            Value::I64(v) => v.fmt(f),
+            Value::F64(v) => v.fmt(f),
+            Value::Array(_) => f.write_str(&self.type_name()),
         }
     }
 }
@@ -401,7 +439,7 @@ impl<'a> Metadata<'a> {
         };
         value.as_u64().and_then(|v| u32::try_from(v).ok()).map(Some).ok_or_else(|| GgufError::BadValue {
             key: key.to_owned(),
-            reason: format!("the value {value:?} is not within 0 to {}", u32::MAX),
+            reason: format!("the value {value} is not within 0 to {}", u32::MAX),
         })
     }
 
@@ -449,6 +487,11 @@ impl<'a> Metadata<'a> {
             })?);
         }
         Ok(Some(out))
+    }
+
+    /// Number of elements of an array of strings, which are not looked at.
+    pub fn str_array_len(&self, key: &str) -> Result<Option<usize>, GgufError> {
+        Ok(self.array(key, "an array of strings", |t| t == ValueType::Str)?.map(|array| array.len()))
     }
 
     /// An array of strings, each valid UTF-8.
