@@ -10,7 +10,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Tokens of every tiny model: 256 bytes, some merges, three control tokens, padding.
-pub const TINY_VOCAB: usize = 320;
+pub const TINY_VOCAB: usize = 288;
+
+/// The vocabulary is padded to a multiple of this.
+const PADDING: usize = 32;
 
 /// Pairs merged in this order; the byte-level spelling of a space is `Ġ`.
 const MERGES: &[&str] = &[
@@ -21,10 +24,53 @@ const CONTROL: &[&str] = &["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 const CHAT_TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}\
      <|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
+/// Sizes of a tiny model.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    d_model: u32,
+    ffn: u32,
+    heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    /// Rotated dimensions in architectures that rotate a part of the head.
+    partial_rotary: u32,
+    key_heads: u32,
+    value_heads: u32,
+    /// Every how many layers of a hybrid attend.
+    interval: u32,
+}
+
+/// Whole Q8_0 blocks in every row.
+const TINY: Shape = Shape {
+    d_model: 64,
+    ffn: 128,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 32,
+    partial_rotary: 16,
+    key_heads: 2,
+    value_heads: 4,
+    interval: 4,
+};
+
+/// As small as a model can be while every size differs from one.
+const SEEDLING: Shape = Shape {
+    d_model: 4,
+    ffn: 6,
+    heads: 2,
+    kv_heads: 2,
+    head_dim: 4,
+    partial_rotary: 2,
+    key_heads: 2,
+    value_heads: 2,
+    interval: 2,
+};
+
 /// A tiny model to be written: the architecture's real shape at a small size.
 #[derive(Debug, Clone)]
 pub struct TinyModel {
     architecture: &'static str,
+    shape: Shape,
     layers: u32,
     weights: GgmlType,
     tied: bool,
@@ -35,14 +81,13 @@ pub struct TinyModel {
 impl TinyModel {
     /// A model of `architecture` (a supported name): 4 layers, F32, tied, seed 1, context 512.
     pub fn new(architecture: &'static str) -> Self {
-        TinyModel {
-            architecture,
-            layers: 4,
-            weights: GgmlType::F32,
-            tied: true,
-            seed: 1,
-            context_length: 512,
-        }
+        let weights = GgmlType::F32;
+        TinyModel { architecture, shape: TINY, layers: 4, weights, tied: true, seed: 1, context_length: 512 }
+    }
+
+    /// The smallest model of `architecture`, with a vocabulary of six tokens and padding: a file of a few kilobytes to mutate.
+    pub fn seedling(architecture: &'static str) -> Self {
+        TinyModel { shape: SEEDLING, layers: 2, ..TinyModel::new(architecture) }
     }
 
     /// Number of layers.
@@ -117,25 +162,25 @@ impl TinyModel {
     }
 
     fn metadata(&self, file: &mut GgufWriter) {
-        let arch = self.architecture;
+        let (arch, shape) = (self.architecture, self.shape);
         let numbers: &[(&str, u32)] = &[
             ("block_count", self.layers),
             ("context_length", self.context_length),
-            ("embedding_length", 64),
-            ("feed_forward_length", 128),
-            ("attention.head_count", 4),
-            ("attention.head_count_kv", 2),
-            ("attention.key_length", 32),
-            ("attention.value_length", 32),
-            ("rope.dimension_count", if arch == "qwen35" { 16 } else { 32 }),
+            ("embedding_length", shape.d_model),
+            ("feed_forward_length", shape.ffn),
+            ("attention.head_count", shape.heads),
+            ("attention.head_count_kv", shape.kv_heads),
+            ("attention.key_length", shape.head_dim),
+            ("attention.value_length", shape.head_dim),
+            ("rope.dimension_count", if arch == "qwen35" { shape.partial_rotary } else { shape.head_dim }),
         ];
         let recurrent: &[(&str, u32)] = &[
             ("ssm.conv_kernel", 4),
-            ("ssm.state_size", 32),
-            ("ssm.group_count", 2),
-            ("ssm.time_step_rank", 4),
-            ("ssm.inner_size", 128),
-            ("full_attention_interval", 4),
+            ("ssm.state_size", shape.head_dim),
+            ("ssm.group_count", shape.key_heads),
+            ("ssm.time_step_rank", shape.value_heads),
+            ("ssm.inner_size", shape.value_heads * shape.head_dim),
+            ("full_attention_interval", shape.interval),
         ];
         file.key("general.architecture", arch).key("general.name", format!("tiny {arch}"));
         for (name, value) in numbers.iter().chain(if arch == "qwen35" { recurrent } else { &[] }) {
@@ -143,7 +188,11 @@ impl TinyModel {
         }
         file.key(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-6f32);
         file.key(&format!("{arch}.rope.freq_base"), 10_000.0f32);
-        tokenizer(file);
+        if self.shape.d_model == TINY.d_model {
+            tokenizer(file, &byte_tokens(), MERGES);
+        } else {
+            tokenizer(file, &["a", "b", "ab"].map(str::to_owned), &["a b"]);
+        }
     }
 
     /// The weights of the program that the metadata implies, and what each is.
@@ -257,22 +306,30 @@ fn byte_char(byte: u8) -> char {
     }
 }
 
-fn tokenizer(file: &mut GgufWriter) {
-    let mut tokens: Vec<String> = (0..=255).map(|byte| byte_char(byte).to_string()).collect();
-    tokens.extend(MERGES.iter().map(|pair| pair.replace(' ', "")));
-    let mut types = vec![1i32; tokens.len()];
+/// A token for every byte and for every merge.
+fn byte_tokens() -> Vec<String> {
+    let bytes = (0..=255).map(|byte| byte_char(byte).to_string());
+    bytes.chain(MERGES.iter().map(|pair| pair.replace(' ', ""))).collect()
+}
+
+/// Writes a byte-level BPE vocabulary of `text` tokens, followed by control tokens and padding.
+fn tokenizer(file: &mut GgufWriter, text: &[String], merges: &[&str]) {
+    const NORMAL: i32 = 1;
+    const CONTROL_TYPE: i32 = 3;
+    const UNUSED: i32 = 5;
+    let mut tokens = text.to_vec();
+    let mut types = vec![NORMAL; tokens.len()];
     let first_control = tokens.len() as u32;
     tokens.extend(CONTROL.iter().map(|&t| t.to_owned()));
-    types.resize(tokens.len(), 3);
-    while tokens.len() < TINY_VOCAB {
-        tokens.push(format!("[PAD{}]", tokens.len()));
-    }
-    types.resize(TINY_VOCAB, 5);
+    types.resize(tokens.len(), CONTROL_TYPE);
+    let padded = tokens.len().next_multiple_of(PADDING);
+    tokens.extend((tokens.len()..padded).map(|i| format!("[PAD{i}]")));
+    types.resize(padded, UNUSED);
     file.key("tokenizer.ggml.model", "gpt2")
         .key("tokenizer.ggml.pre", "qwen2")
         .key("tokenizer.ggml.tokens", tokens)
         .key("tokenizer.ggml.token_type", MetaValue::I32s(types))
-        .key("tokenizer.ggml.merges", MERGES.iter().map(|&m| m.to_owned()).collect::<Vec<_>>())
+        .key("tokenizer.ggml.merges", merges.iter().map(|&m| m.to_owned()).collect::<Vec<_>>())
         .key("tokenizer.ggml.eos_token_id", first_control + 2)
         .key("tokenizer.ggml.padding_token_id", first_control)
         .key("tokenizer.ggml.add_bos_token", false)
