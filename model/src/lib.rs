@@ -5,6 +5,7 @@ pub mod config;
 pub mod error;
 pub mod file;
 pub mod gguf;
+pub mod inspect;
 pub mod program;
 pub mod tokenizer;
 #[cfg(any(test, feature = "testing"))]

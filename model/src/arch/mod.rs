@@ -10,6 +10,7 @@ mod refusals;
 
 use crate::config::ModelConfig;
 use crate::error::ModelError;
+use crate::gguf::shortened;
 use crate::program::Program;
 use build::ProgramBuilder;
 
@@ -39,7 +40,10 @@ impl Architecture {
     pub fn find(name: &str) -> Result<&'static Architecture, ModelError> {
         ARCHITECTURES.iter().find(|a| a.name == name).ok_or_else(|| {
             let names: Vec<_> = ARCHITECTURES.iter().map(|a| a.name).collect();
-            ModelError::UnknownArchitecture { found: name.to_owned(), supported: names.join(", ") }
+            ModelError::UnknownArchitecture {
+                found: shortened(name).into_owned(),
+                supported: names.join(", "),
+            }
         })
     }
 

@@ -6,6 +6,7 @@
 
 use super::reader::Reader;
 use crate::error::ModelError;
+use crate::gguf::shortened;
 use std::f64::consts::PI;
 use std::ops::RangeInclusive;
 
@@ -154,7 +155,7 @@ impl RopeScaling {
                 }))
             }
             Some(other) => Err(ModelError::Unsupported {
-                what: format!("rope scaling {other:?} (metadata key {:?})", keys.key(name)),
+                what: format!("rope scaling {:?} (metadata key {:?})", shortened(other), keys.key(name)),
                 reason: "none, linear, yarn and llama 3 frequency factors are computed".to_owned(),
             }),
         }

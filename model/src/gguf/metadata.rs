@@ -2,7 +2,7 @@
 
 use super::cursor::Cursor;
 use super::error::GgufError;
-use super::limits::{MAX_ARRAY_DEPTH, MAX_KEY_BYTES, MAX_STRINGS};
+use super::limits::{MAX_ARRAY_DEPTH, MAX_ELEMENTS, MAX_KEY_BYTES, MAX_QUOTED};
 use std::ops::Range;
 
 /// Type of a metadata value, numbered as in the file.
@@ -150,7 +150,7 @@ impl Value<'_> {
 }
 
 impl std::fmt::Display for Value<'_> {
-    /// The value as a listing shows it; arrays by their type.
+    /// The value as a message shows it: long strings shortened, arrays by their type.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Value::U8(v) => v.fmt(f),
@@ -161,12 +161,20 @@ impl std::fmt::Display for Value<'_> {
             Value::I32(v) => v.fmt(f),
             Value::F32(v) => v.fmt(f),
             Value::Bool(v) => v.fmt(f),
-            Value::Str(v) => v.fmt(f),
+            Value::Str(v) => write!(f, "{:?}", shortened(v)),
             Value::U64(v) => v.fmt(f),
             Value::I64(v) => v.fmt(f),
             Value::F64(v) => v.fmt(f),
             Value::Array(_) => f.write_str(&self.type_name()),
         }
+    }
+}
+
+/// `text`, or its beginning when it is too long for a message.
+pub fn shortened(text: &str) -> std::borrow::Cow<'_, str> {
+    match text.char_indices().nth(MAX_QUOTED) {
+        Some((end, _)) => format!("{}…", &text[..end]).into(),
+        None => text.into(),
     }
 }
 
@@ -367,8 +375,8 @@ fn skip_elements(
         )));
     }
     match elem {
-        ValueType::Str if count > MAX_STRINGS => Err(ValueFault::Reason(format!(
-            "an array of {count} strings is longer than the accepted {MAX_STRINGS}"
+        ValueType::Str if count > MAX_ELEMENTS as u64 => Err(ValueFault::Reason(format!(
+            "an array of {count} strings is longer than the accepted {MAX_ELEMENTS}"
         ))),
         ValueType::Str => Ok(cursor.skip_strings(count, what)?),
         ValueType::Array if depth >= MAX_ARRAY_DEPTH => {
@@ -478,7 +486,11 @@ impl<'a> Metadata<'a> {
         wrong: &str,
     ) -> Result<Option<Vec<T>>, GgufError> {
         let Some(array) = array else { return Ok(None) };
-        // The parser has found all elements inside the file and within the limits.
+        if array.len() > MAX_ELEMENTS {
+            let reason = format!("{} elements are more than the accepted {MAX_ELEMENTS}", array.len());
+            return Err(GgufError::BadValue { key: key.to_owned(), reason });
+        }
+        // The parser has found all elements inside the file.
         let mut out = Vec::with_capacity(array.len());
         for (i, value) in array.iter().enumerate() {
             out.push(value.and_then(&take).ok_or_else(|| GgufError::BadValue {
