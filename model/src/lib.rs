@@ -7,6 +7,8 @@ pub mod file;
 pub mod gguf;
 pub mod inspect;
 pub mod program;
+pub mod text;
+pub mod chat;
 pub mod tokenizer;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
