@@ -104,6 +104,11 @@ impl Activations {
         new
     }
 
+    /// Bytes of memory the buffer takes.
+    pub fn bytes(&self) -> usize {
+        size_of::<i32>() * self.int8.capacity() + size_of::<f32>() * self.float.capacity()
+    }
+
     /// Tokens prepared.
     pub fn tokens(&self) -> usize {
         self.tokens

@@ -45,6 +45,7 @@ fn a_token_step_survives_the_slot() {
     read_step(&bytes, FrameKind::Tokens, &LIMITS, &mut read).unwrap();
     assert!(same(&frame, &read));
     assert_eq!((read.tokens(), read.logit_rows()), (37, 34));
+    assert!(read.logit_token_rows().eq(0..34));
     let mut back = vec![0; 37];
     read_tokens(&bytes, &read, &LIMITS, &mut back).unwrap();
     assert_eq!(ids, back);
