@@ -44,7 +44,7 @@ pub(crate) struct Row {
     /// Type number in GGUF files.
     ggml_id: u32,
     /// Elements of one block.
-    block_len: usize,
+    pub(crate) block_len: usize,
     /// Bytes of one block in the file.
     block_bytes: usize,
     pub(crate) coding: Coding,

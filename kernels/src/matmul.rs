@@ -7,8 +7,8 @@
 //!
 //! | weights | per block of 32 |
 //! |---|---|
-//! | quantised | `t = 0`; for each run `j` with a min: `t = fma(dmin·m_j, −Σx, t)`; for each run: `t = fma(d·s_j, Σ(u − bias)·x, t)`; then `y = fma(xs, t, y)` |
-//! | floating point | `t = 0`; for each column: `t = fma(w, x, t)`; then `y = y + t` |
+//! | quantised | `t =` the sum, in this order, of `dmin·m_j · −Σx` for each run `j` if there are mins, then `d·s_j · Σ(u − bias)·x` for each run (the first product rounded, the others fused into the sum); then `y = fma(xs, t, y)` |
+//! | floating point | `t = 0`; for each column `t = fma(w, x, t)`; then `y = y + t` |
 //!
 //! So all kernel sets return the same bits, which the tests check against the scalar set.
 //!
@@ -16,33 +16,35 @@
 //! in blocks whose inputs stay in the second-level cache; for each block every tile of weights is read once from
 //! memory and applied to panel after panel from the first-level cache.
 
-/// The [`TileTable`] whose row for format `F` is `$row!(F)`, with `F` an index into [`Format::ALL`].
+/// The [`TileTable`] of a kernel `$kernel::<F>`, where `F` is an index into [`Format::ALL`].
 macro_rules! tile_table {
-    ($row:ident) => {
+    ($kernel:ident) => {
         [
-            $row!(0),
-            $row!(1),
-            $row!(2),
-            $row!(3),
-            $row!(4),
-            $row!(5),
-            $row!(6),
-            $row!(7),
-            $row!(8),
-            $row!(9),
-            $row!(10),
-            $row!(11),
-            $row!(12),
-            $row!(13),
-            $row!(14),
+            $kernel::<0>,
+            $kernel::<1>,
+            $kernel::<2>,
+            $kernel::<3>,
+            $kernel::<4>,
+            $kernel::<5>,
+            $kernel::<6>,
+            $kernel::<7>,
+            $kernel::<8>,
+            $kernel::<9>,
+            $kernel::<10>,
+            $kernel::<11>,
+            $kernel::<12>,
+            $kernel::<13>,
+            $kernel::<14>,
         ]
     };
 }
 
 mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod simd;
 mod work;
 
-use crate::activations::{ActivationError, Activations, PANEL};
+use crate::activations::{ActivationError, Activations};
 use crate::disjoint::Disjoint;
 use crate::formats::{Format, InputForm};
 use crate::isa::{IsaError, KernelSet};
@@ -57,8 +59,8 @@ use thiserror::Error;
 /// format, `panel` a panel of as many columns in the format's input form, `out` has the panel's width.
 type TileKernel = unsafe fn(tile: &[u8], panel: &[i32], out: &mut [[f32; TILE_ROWS]]);
 
-/// One kernel per format and panel width.
-type TileTable = [[TileKernel; PANEL]; Format::ALL.len()];
+/// One kernel per format.
+type TileTable = [TileKernel; Format::ALL.len()];
 
 /// What happens to a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,7 +161,14 @@ impl Kernels {
         let tiles = match set {
             _ if !set.is_supported() => return None,
             KernelSet::Scalar => &scalar::TILES,
-            KernelSet::Avx2 | KernelSet::Avx512 | KernelSet::Avx512Vnni => &scalar::TILES,
+            #[cfg(target_arch = "x86_64")]
+            KernelSet::Avx2 => &simd::AVX2,
+            #[cfg(target_arch = "x86_64")]
+            KernelSet::Avx512 => &simd::AVX512,
+            #[cfg(target_arch = "x86_64")]
+            KernelSet::Avx512Vnni => &simd::AVX512_VNNI,
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => return None,
         };
         Some(Self { set, tiles })
     }

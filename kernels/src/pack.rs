@@ -12,7 +12,7 @@ mod layout;
 
 use crate::formats::{Coding, Float, Format, FormatError, MAX_BLOCK, Quant, Unpacked};
 use crate::pool::ThreadPool;
-pub(crate) use layout::{BlockLayout, PackedBlock};
+pub(crate) use layout::{BlockLayout, LINE_BYTES, PackedBlock};
 use memmap2::{Advice, MmapMut};
 use std::sync::{Mutex, PoisonError};
 use thiserror::Error;

@@ -14,8 +14,8 @@ fn the_table_agrees_with_the_reference() {
     let table = String::from_utf8(data("formats.csv")).unwrap();
     assert_eq!(table.lines().count(), Format::ALL.len());
     for (line, format) in table.lines().zip(Format::ALL) {
-        let row =
-            [format.ggml_id() as usize, format.block_len(), format.block_bytes()].map(|number| number.to_string());
+        let row = [format.ggml_id() as usize, format.block_len(), format.block_bytes()]
+            .map(|number| number.to_string());
         assert_eq!(line, format!("{},{}", format.name(), row.join(",")));
         assert_eq!(Format::from_name(format.name()), Some(format));
         assert_eq!(Format::from_ggml(format.ggml_id()), Some(format));

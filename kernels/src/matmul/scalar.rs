@@ -7,14 +7,7 @@ use crate::formats::{Coding, Float, Format, Quant};
 use crate::pack::{BlockLayout, PackedBlock, TILE_ROWS};
 use half::f16;
 
-/// The same kernel for every panel width.
-macro_rules! row {
-    ($format:expr) => {
-        [tile::<$format>; PANEL]
-    };
-}
-
-pub(super) static TILES: TileTable = tile_table!(row);
+pub(super) static TILES: TileTable = tile_table!(tile);
 
 /// See [`TileKernel`](super::TileKernel); needs no particular CPU. `FORMAT` indexes [`Format::ALL`].
 unsafe fn tile<const FORMAT: usize>(tile: &[u8], panel: &[i32], out: &mut [[f32; TILE_ROWS]]) {
@@ -94,18 +87,17 @@ impl Row {
     fn accumulate(&self, quant: &Quant, x: &[i32; X_BLOCK_WORDS], y: f32) -> f32 {
         let runs = X_BLOCK / quant.sub;
         let negative_sums = if runs == 1 { &x[9..10] } else { &x[10..12] };
-        let mut t = 0.0f32;
+        let mut t = None;
+        let mut add = |a: f32, b: i32| t = Some(t.map_or(a * b as f32, |t| a.mul_add(b as f32, t)));
         if quant.min {
-            for (&sum, min) in negative_sums.iter().zip(self.mins) {
-                t = min.mul_add(sum as f32, t);
-            }
+            negative_sums.iter().zip(self.mins).for_each(|(&sum, min)| add(min, sum));
         }
         let codes = x[..8].iter().flat_map(|word| word.to_le_bytes()).map(|x| i32::from(x.cast_signed()));
         let mut products = self.codes.iter().zip(codes).map(|(w, x)| w * x);
-        for scale in &self.scales[..runs] {
-            let dot: i32 = products.by_ref().take(quant.sub).sum();
-            t = scale.mul_add(dot as f32, t);
+        for &scale in &self.scales[..runs] {
+            add(scale, products.by_ref().take(quant.sub).sum());
         }
+        let t = t.unwrap_or_default();
         f32::from_bits(x[8].cast_unsigned()).mul_add(t, y)
     }
 }

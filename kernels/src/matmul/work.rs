@@ -64,7 +64,7 @@ fn multiply(
     for panel in panels {
         let width = inputs.width(panel);
         let mut product = [[0.0; TILE_ROWS]; PANEL];
-        let kernel = kernels[format as usize][width - 1];
+        let kernel = kernels[format as usize];
         // SAFETY: `Kernels` exist only for sets the CPU has; `check` saw that the tile has the inputs' columns and that
         // they are there in the format's form.
         unsafe { kernel(bytes, inputs.panel(panel, format.input_form()), &mut product[..width]) };
