@@ -11,6 +11,10 @@ mod memory;
 mod rope;
 mod rows;
 mod table;
+#[cfg(all(test, not(loom)))]
+mod testing;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 pub use rope::{RopePairing, RopeTable};
 

@@ -129,7 +129,7 @@ impl DeltaNet {
 /// Consecutive tokens of one sequence in a step.
 #[derive(Debug, Clone, Copy)]
 pub struct StateSpan {
-    /// Row of the first token in the step's buffers.
+    /// Row of the first token in the step's buffers; the spans of a step come in order of their rows.
     pub first_row: usize,
     /// Tokens.
     pub tokens: usize,

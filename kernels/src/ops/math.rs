@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`exp`] | 1 ulp; exact 0 at and below -104, infinity above 88.73 |
 //! | [`sigmoid`] | 2.5 ulp |
-//! | [`silu`] | 3 ulp |
+//! | [`silu`] | 3 ulp, or 2^-142 where the result is that small; NaN at -infinity |
 //! | [`softplus`] | 2.5 ulp |
 //!
 //! NaN in, NaN out. A lane's result does not depend on its position or its neighbours.
@@ -86,8 +86,8 @@ mod tests {
         (f64::from(got) - want).abs() / unit
     }
 
-    /// Largest error of `f` over every 997th f32, both signs, and the neighbourhood of the interesting points.
-    fn worst(f: impl Fn(Plain) -> Plain, exact: impl Fn(f64) -> f64) -> f64 {
+    /// Largest error of `f`, not counting errors of at most `negligible`, over every 997th f32, both signs, and the neighbourhood of the interesting points.
+    fn worst(f: impl Fn(Plain) -> Plain, exact: impl Fn(f64) -> f64, negligible: f64) -> f64 {
         let all = (0..=u32::MAX).step_by(997).map(f32::from_bits);
         let near =
             [0.0f32, 1.0, -87.33, -88.0, -103.97, 88.72, 20.0, -20.0, f32::INFINITY, f32::NEG_INFINITY];
@@ -102,9 +102,12 @@ mod tests {
             // SAFETY: the chunk and the array hold LANES values; `Plain` runs everywhere.
             unsafe { f(Plain::load(chunk.as_ptr())).store(out.as_mut_ptr()) };
             for (&x, &y) in chunk.iter().zip(&out) {
-                let error = ulps(y, exact(f64::from(x)));
+                let want = exact(f64::from(x));
+                let error = ulps(y, want);
                 assert!(error.is_finite(), "f({x:e}) = {y:e}");
-                worst = worst.max(error);
+                if error > worst && !((f64::from(y) - want).abs() <= negligible) {
+                    worst = error;
+                }
             }
         }
         worst
@@ -116,12 +119,13 @@ mod tests {
         let sigmoid_exact =
             |x: f64| if x < 0.0 { x.exp() / (1.0 + x.exp()) } else { 1.0 / (1.0 + (-x).exp()) };
         let silu_exact = |x: f64| if x == f64::NEG_INFINITY { f64::NAN } else { x * sigmoid_exact(x) };
-        let softplus_exact = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
+        // `f64::max` would hide a NaN.
+        let softplus_exact = |x: f64| if x > 0.0 { x + (-x).exp().ln_1p() } else { x.exp().ln_1p() };
         let bounds = [
-            ("exp", worst(exp, f64::exp), 1.0),
-            ("sigmoid", worst(sigmoid, sigmoid_exact), 2.5),
-            ("silu", worst(silu, silu_exact), 3.0),
-            ("softplus", worst(softplus, |x| if x.is_nan() { x } else { softplus_exact(x) }), 2.5),
+            ("exp", worst(exp, f64::exp, 0.0), 1.0),
+            ("sigmoid", worst(sigmoid, sigmoid_exact, 0.0), 2.5),
+            ("silu", worst(silu, silu_exact, 2f64.powi(-142)), 3.0),
+            ("softplus", worst(softplus, softplus_exact, 0.0), 2.5),
         ];
         for (name, error, bound) in bounds {
             assert!(error <= bound, "{name}: {error} ulp, stated {bound}");
