@@ -3,9 +3,13 @@
 //!
 //! [`open_model`] → [`planner::plan`] → [`Engine::start`] → [`Engine::submit`].
 
+pub mod cli;
+pub mod daemon;
+mod defaults;
 pub mod engine;
 pub mod open;
 pub mod planner;
+mod prompt;
 pub mod sampler;
 pub mod workers;
 

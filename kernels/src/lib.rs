@@ -1,5 +1,12 @@
 //! kernels
 
+pub mod activations;
+mod disjoint;
+pub mod formats;
 pub mod isa;
+mod lanes;
+pub mod matmul;
+pub mod pack;
+pub mod ops;
 pub mod pool;
 pub mod topology;

@@ -208,7 +208,9 @@ impl Step {
             Step::Linear { weight, bias, .. } => std::iter::once(weight).chain(bias).collect(),
             Step::DeltaNet { spec, .. } => vec![&spec.conv, &spec.decay, &spec.dt_bias, &spec.norm],
             Step::GatedMlp { gate, up, down, .. } => vec![gate, up, down],
-            Step::SplitHeads { .. } | Step::Rope { .. } | Step::Attention { .. } | Step::Residual { .. } => vec![],
+            Step::SplitHeads { .. } | Step::Rope { .. } | Step::Attention { .. } | Step::Residual { .. } => {
+                vec![]
+            }
         }
     }
 }
@@ -224,6 +226,11 @@ impl Program {
     /// Weights of the layers in `band`, without embedding and head.
     pub fn band_weights(&self, band: Range<usize>) -> impl Iterator<Item = &WeightRef> {
         self.layers[band].iter().flat_map(Layer::weights)
+    }
+    /// Every weight of the model: embedding, layers in order, head. A tied output projection occurs twice.
+    pub fn weights(&self) -> impl Iterator<Item = &WeightRef> {
+        let layers = self.layers.iter().flat_map(Layer::weights);
+        std::iter::once(&self.embed).chain(layers).chain([&self.head.norm, &self.head.output])
     }
     /// Whether the output projection is the embedding matrix.
     pub fn is_tied(&self) -> bool {

@@ -1,10 +1,12 @@
 //! Flags as data: every command, its options and their help. Nothing is decided here; ranges are checked where the
 //! values are used, so that the daemon refuses the same values in the same words.
 
+use crate::defaults;
 use crate::planner::PlacementRequest;
 use crate::sampler::SamplingParams;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
+use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -85,7 +87,7 @@ pub struct PlacementArgs {
     /// Compute threads of each worker [default: all usable CPUs]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Sequences that may run at once
+    /// Sequences that may run at once [default: 4 for plan and daemon, 1 for the other commands]
     #[arg(long, value_name = "N")]
     pub parallel: Option<usize>,
     /// Element type of the KV cache: auto, f32 or f16 [default: auto = f32 for unquantised files, f16 otherwise]
@@ -113,6 +115,11 @@ impl PlacementArgs {
             chunk: self.chunk,
         }
     }
+
+    /// The request of a command that runs one sequence: memory for others would be wasted.
+    pub fn to_single_request(&self) -> PlacementRequest {
+        PlacementRequest { parallel: self.parallel.or(Some(1)), ..self.to_request() }
+    }
 }
 
 /// How tokens are chosen and when an answer ends.
@@ -120,16 +127,16 @@ impl PlacementArgs {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Most tokens to generate; 0 = none
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 512)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = defaults::MAX_TOKENS)]
     pub max_tokens: usize,
     /// Temperature; 0 = always the most probable token
-    #[arg(long, value_name = "T", default_value_t = 0.3, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = defaults::TEMPERATURE, allow_negative_numbers = true)]
     pub temp: f32,
     /// Keep the K most probable tokens; 0 = all
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top_k: u32,
     /// Keep the most probable tokens that together reach this probability; 1 = all
-    #[arg(long, value_name = "P", default_value_t = 0.8, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = defaults::TOP_P, allow_negative_numbers = true)]
     pub top_p: f32,
     /// Keep tokens at least this times as probable as the best; 0 = all
     #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
@@ -138,7 +145,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     pub repeat_penalty: f32,
     /// How many tokens are recent, for all penalties
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = defaults::REPEAT_WINDOW)]
     pub repeat_window: usize,
     /// Subtract this from the logits of recent tokens
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
@@ -197,10 +204,22 @@ pub struct TemplateArgs {
     pub enable_thinking: Option<bool>,
     /// Set another variable of the template to a JSON value (repeatable)
     #[arg(long, value_name = "NAME=JSON", value_parser = parse_template_arg)]
-    pub template_arg: Vec<(String, serde_json::Value)>,
+    pub template_arg: Vec<(String, Value)>,
 }
 
-fn parse_template_arg(text: &str) -> Result<(String, serde_json::Value), String> {
+impl TemplateArgs {
+    /// The system prompt as a message.
+    pub fn system_message(&self) -> Option<Value> {
+        self.system.as_ref().map(|text| json!({"role": "system", "content": text}))
+    }
+
+    /// Further variables of the template; of two with one name the later counts.
+    pub fn kwargs(&self) -> Map<String, Value> {
+        self.template_arg.iter().cloned().collect()
+    }
+}
+
+fn parse_template_arg(text: &str) -> Result<(String, Value), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=JSON, for example reasoning=true")?;
     let value = serde_json::from_str(value).map_err(|error| format!("the value is not JSON: {error}"))?;
     Ok((name.to_owned(), value))
@@ -412,7 +431,18 @@ mod tests {
     #[test]
     fn values_that_look_like_options_are_values_where_they_must_be() {
         let cli = Cli::try_parse_from([
-            "spillway", "run", "-m", "m", "-p", "- a list", "--stop", "--", "--logit-bias", "13=-inf", "--temp", "-1",
+            "spillway",
+            "run",
+            "-m",
+            "m",
+            "-p",
+            "- a list",
+            "--stop",
+            "--",
+            "--logit-bias",
+            "13=-inf",
+            "--temp",
+            "-1",
         ]);
         let Command::Run(run) = cli.unwrap().command else { panic!() };
         assert_eq!(run.prompt.as_deref(), Some("- a list"));

@@ -1,10 +1,13 @@
 //! Why a command ended early, as a sentence, a stable code and an exit code.
 
+use crate::daemon::DaemonError;
 use crate::engine::{EngineError, ErrorClass, RequestError};
 use crate::open::OpenError;
 use crate::planner::Refusal;
 use crate::prompt::PromptError;
+use crate::sampler::ParamError;
 use serde_json::json;
+use spillway_model::tokenizer::TokenizerError;
 use std::io;
 use std::process::ExitCode;
 
@@ -23,15 +26,27 @@ pub enum Failure {
     /// The prompt cannot be made.
     #[error(transparent)]
     Prompt(#[from] PromptError),
+    /// A sampling option is out of range.
+    #[error(transparent)]
+    Sampling(#[from] ParamError),
+    /// The ids are not the vocabulary's.
+    #[error(transparent)]
+    Tokens(#[from] TokenizerError),
+    /// The daemon could not serve.
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
     /// The workers could not be started.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The request was refused or failed.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// Standard input cannot be used.
-    #[error("standard input cannot be used: {0}; pass the text as an argument or check the pipe")]
-    Input(String),
+    /// Standard input holds something else than was expected.
+    #[error("standard input cannot be used: {0}")]
+    BadInput(String),
+    /// Standard input cannot be read.
+    #[error("standard input cannot be read: {0}")]
+    Input(#[source] io::Error),
     /// Standard output, a socket or a thread failed.
     #[error("input or output failed: {0}")]
     Output(#[source] io::Error),
@@ -57,8 +72,12 @@ impl Failure {
             Failure::Open(error) => error.code(),
             Failure::Plan(error) => error.code(),
             Failure::Prompt(error) => error.code(),
+            Failure::Sampling(error) => error.code(),
+            Failure::Tokens(error) => error.code(),
+            Failure::Daemon(error) => error.code(),
             Failure::Engine(error) => error.code(),
             Failure::Request(error) => error.code,
+            Failure::BadInput(_) => "bad_input",
             Failure::Input(_) => "input_failed",
             Failure::Output(_) => "output_failed",
             Failure::ReaderGone => "reader_gone",
@@ -70,9 +89,14 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::ReaderGone => 0,
-            Failure::Input(_) | Failure::Output(_) => 1,
+            Failure::Input(_) | Failure::Output(_) | Failure::Daemon(_) => 1,
             Failure::Usage(_) => 2,
-            Failure::Open(_) | Failure::Plan(_) | Failure::Prompt(_) => 3,
+            Failure::Open(_)
+            | Failure::Plan(_)
+            | Failure::Prompt(_)
+            | Failure::BadInput(_)
+            | Failure::Sampling(_)
+            | Failure::Tokens(_) => 3,
             Failure::Request(error) => match error.class {
                 ErrorClass::Validation | ErrorClass::ContextLength | ErrorClass::Unsupported => 3,
                 ErrorClass::Transient | ErrorClass::Internal => 4,
@@ -89,7 +113,8 @@ impl Failure {
             eprintln!("error: {message}");
             if as_json {
                 // Nothing more can be said where standard output does not work.
-                let _ = super::output::json(&json!({"type": "error", "code": self.code(), "message": message}));
+                let _ =
+                    super::output::json(&json!({"type": "error", "code": self.code(), "message": message}));
             }
         }
         ExitCode::from(self.exit_code())

@@ -17,7 +17,7 @@ pub enum Wake<T> {
     Item(T),
 }
 
-type Listener = Box<dyn FnMut() + Send>;
+type Listener = Box<dyn Fn() + Send>;
 
 #[derive(Default)]
 struct Shared {
@@ -55,7 +55,7 @@ impl Interrupts {
 
     fn deliver(&self) {
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut shared.listener {
+        match &shared.listener {
             Some(listener) => listener(),
             None => shared.missed += 1,
         }
@@ -64,17 +64,21 @@ impl Interrupts {
     /// A channel that also carries interruptions, from now on and in place of any earlier one.
     pub fn channel<T: Send + 'static>(&self) -> (Sender<Wake<T>>, Receiver<Wake<T>>) {
         let (sender, receiver) = mpsc::channel();
+        self.route(sender.clone());
+        (sender, receiver)
+    }
+
+    /// Sends interruptions into an existing channel, from now on and in place of any earlier one.
+    pub fn route<T: Send + 'static>(&self, to: Sender<Wake<T>>) {
+        let listener = move || {
+            // A receiver that is gone has stopped waiting; the next one hears the next interruption.
+            drop(to.send(Wake::Interrupt));
+        };
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..std::mem::take(&mut shared.missed) {
-            // The receiver is still in this function: sending cannot fail.
-            let _ = sender.send(Wake::Interrupt);
+            listener();
         }
-        let to = sender.clone();
-        shared.listener = Some(Box::new(move || {
-            // A receiver that is gone has stopped waiting; the next one hears the next interruption.
-            let _ = to.send(Wake::Interrupt);
-        }));
-        (sender, receiver)
+        shared.listener = Some(Box::new(listener));
     }
 
     /// Runs `job` on its own thread and waits for it; none when the user interrupts first. The job then runs on until
@@ -86,7 +90,7 @@ impl Interrupts {
         let (sender, receiver) = self.channel();
         std::thread::Builder::new().name("job".into()).spawn(move || {
             // Fails only when the waiting side was interrupted and is gone.
-            let _ = sender.send(Wake::Item(job()));
+            drop(sender.send(Wake::Item(job())));
         })?;
         match receiver.recv() {
             Ok(Wake::Item(result)) => Ok(Some(result)),

@@ -1,12 +1,12 @@
 //! From a model file to a running engine, interruptible at any time.
 
-use super::args::{PlacementArgs, ProgressArgs};
+use super::args::ProgressArgs;
 use super::failure::Failure;
 use super::interrupt::{Interrupts, Wake};
 use super::progress::ProgressView;
 use crate::engine::{Engine, EngineError, EngineOptions};
 use crate::open::{LoadedModel, TextNeed, open_model};
-use crate::planner::{Machine, plan};
+use crate::planner::{Machine, PlacementRequest, plan};
 use crate::workers::LoadProgress;
 use spillway_protocol::plan::Plan;
 use std::path::Path;
@@ -23,9 +23,9 @@ pub struct Prepared {
 
 impl Prepared {
     /// Opens, validates and places a model.
-    pub fn new(path: &Path, text: TextNeed, placement: &PlacementArgs) -> Result<Self, Failure> {
+    pub fn new(path: &Path, text: TextNeed, placement: &PlacementRequest) -> Result<Self, Failure> {
         let model = Arc::new(open_model(path, text)?);
-        let plan = plan(model.summary(), &Machine::detect(), &placement.to_request())?;
+        let plan = plan(model.summary(), &Machine::detect(), placement)?;
         Ok(Prepared { model, plan })
     }
 
@@ -36,9 +36,9 @@ impl Prepared {
         std::thread::Builder::new().name("load".into()).spawn(move || {
             let result = Engine::start(self.model, self.plan, EngineOptions::default(), move |progress| {
                 // Fails only when the command was interrupted and is ending.
-                let _ = sender.send(Wake::Item(Loading::Progress(progress)));
+                drop(sender.send(Wake::Item(Loading::Progress(progress))));
             });
-            let _ = from_loader.send(Wake::Item(Loading::Ended(result)));
+            drop(from_loader.send(Wake::Item(Loading::Ended(result))));
         })?;
         let mut view = ProgressView::new(progress.mode());
         let result = loop {
@@ -46,7 +46,9 @@ impl Prepared {
                 Ok(Wake::Item(Loading::Progress(progress))) => view.show(progress),
                 Ok(Wake::Item(Loading::Ended(result))) => break result.map_err(Failure::from),
                 Ok(Wake::Interrupt) => break Err(Failure::Interrupted),
-                Err(_) => break Err(std::io::Error::other("the loading thread ended without a result").into()),
+                Err(_) => {
+                    break Err(std::io::Error::other("the loading thread ended without a result").into());
+                }
             }
         };
         view.finish();

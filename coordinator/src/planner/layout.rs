@@ -45,9 +45,9 @@ pub(super) fn blocks_per_sequence(max_seq: usize) -> usize {
     max_seq.div_ceil(KV_BLOCK_TOKENS)
 }
 
-/// Logit rows of one frame: enough for every live sequence, otherwise as many as fit into 32 MiB.
+/// Logit rows of one frame: enough for every live sequence, otherwise as many as fit into 16 MiB.
 pub(super) fn logit_rows(vocab: usize, step: usize, parallel: usize) -> usize {
-    const FRAME_BYTES: usize = 32 << 20;
+    const FRAME_BYTES: usize = 16 << 20;
     (FRAME_BYTES / (vocab.max(1) * size_of::<f32>())).clamp(parallel, step)
 }
 
@@ -65,7 +65,7 @@ pub(super) fn stage_bytes(model: &ModelSummary, limits: &Limits, band: &Range<us
         scratch: layers.iter().map(|layer| scratch_bytes(layer, step)).max().unwrap_or(0)
             + if head { head_scratch_bytes(model, limits) } else { 0 },
         rings: super::rings::outgoing_bytes(model, limits, head)
-            + if band.start == 0 { super::rings::incoming_bytes(limits) } else { 0 },
+            + if band.start == 0 { super::rings::incoming_bytes(model, limits) } else { 0 },
     }
 }
 

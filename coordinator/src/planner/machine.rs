@@ -26,7 +26,7 @@ pub struct Machine {
 impl Machine {
     /// Reads the host this process runs on. What cannot be read counts as absent: one CPU, no NUMA node, no limit on
     /// memory.
-    pub fn probe() -> Machine {
+    pub fn detect() -> Machine {
         Machine {
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             nodes: numa_nodes(Path::new("/sys/devices/system/node"), &allowed_cpus()),
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn this_host_has_a_cpu_and_memory() {
-        let machine = Machine::probe();
+        let machine = Machine::detect();
         assert!(machine.cpus >= 1 && machine.available_bytes > 0);
     }
 }

@@ -17,6 +17,7 @@ pub use refusal::{Refusal, Shortage};
 pub use render::{bytes, table};
 pub use request::PlacementRequest;
 use request::{Bands, Wishes};
+pub(crate) use rings::RING_SLOTS;
 use spillway_protocol::plan::{Execution, Limits, PLAN_VERSION, Plan, Residency, Stage};
 use std::ops::Range;
 pub use summary::{LayerSizes, ModelSummary};

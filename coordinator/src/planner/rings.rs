@@ -2,25 +2,24 @@
 //! the last one logits.
 
 use super::ModelSummary;
+use spillway_protocol::frame::{FrameKind, FrameLimits};
 use spillway_protocol::plan::Limits;
+use spillway_protocol::ring::Ring;
 
-/// Slots of every ring: one being read, one being written, one ready.
-pub const RING_SLOTS: usize = 3;
-
-/// Room for a frame's header and spans; checked against the frame layout where rings are made.
-const FRAME_OVERHEAD: u64 = 64 << 10;
+/// Slots of every ring: one that the consumer reads while the producer fills the other.
+pub const RING_SLOTS: u32 = 2;
 
 /// Bytes of the ring that leaves a stage.
 pub(super) fn outgoing_bytes(model: &ModelSummary, limits: &Limits, head: bool) -> u64 {
-    let values = if head {
-        limits.max_logit_rows * model.model.vocab
-    } else {
-        limits.max_step_tokens * model.model.d_model
-    };
-    RING_SLOTS as u64 * (FRAME_OVERHEAD + (values * size_of::<f32>()) as u64)
+    ring_bytes(model, limits, if head { FrameKind::Logits } else { FrameKind::Residual })
 }
 
 /// Bytes of the ring that brings token ids to stage 0.
-pub(super) fn incoming_bytes(limits: &Limits) -> u64 {
-    RING_SLOTS as u64 * (FRAME_OVERHEAD + (limits.max_step_tokens * size_of::<u32>()) as u64)
+pub(super) fn incoming_bytes(model: &ModelSummary, limits: &Limits) -> u64 {
+    ring_bytes(model, limits, FrameKind::Tokens)
+}
+
+fn ring_bytes(model: &ModelSummary, limits: &Limits, kind: FrameKind) -> u64 {
+    let frames = FrameLimits::new(limits, model.model.d_model, model.model.vocab);
+    Ring::bytes(RING_SLOTS, frames.slot_bytes(kind)) as u64
 }

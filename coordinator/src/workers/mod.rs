@@ -1,4 +1,30 @@
 //! Worker processes: spawning, handshake, loading, watching, ending.
+//!
+//! For a plan of `n` stages there are `n + 1` rings: token ids into stage 0, residual rows between stages, logits out of
+//! the last one. All of them, the status pages and the control sockets are anonymous and inherited by number, so nothing
+//! has to be cleaned up: when [`Workers`] is dropped, on whatever path, every process is killed and reaped and the
+//! segments go with their last holder.
+
+mod error;
+mod load;
+mod process;
+
+pub use error::{Ending, SetupError, WorkerError, WorkerName};
+use process::{Inherited, WorkerProcess};
+use spillway_protocol::channel::{self, CoordinatorEnd};
+use spillway_protocol::control::{FromWorker, LoadStats, ToWorker};
+use spillway_protocol::frame::{FrameKind, FrameLimits};
+use spillway_protocol::plan::Plan;
+use spillway_protocol::ring::{Ring, RingConsumer, RingProducer};
+use spillway_protocol::status::StatusReader;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long workers may take to end after they were asked to.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 /// Load progress of one stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,4 +37,164 @@ pub struct LoadProgress {
     pub done: u64,
     /// Weight bytes of the stage.
     pub total: u64,
+}
+
+/// One worker as the coordinator sees it.
+#[derive(Debug)]
+struct Worker {
+    stage: usize,
+    layers: Range<usize>,
+    process: WorkerProcess,
+    control: CoordinatorEnd,
+    status: Arc<StatusReader>,
+    stats: LoadStats,
+}
+
+impl Worker {
+    fn name(&self) -> WorkerName {
+        WorkerName { stage: self.stage, layers: self.layers.clone(), pid: self.process.pid() }
+    }
+
+    fn died(&mut self) -> WorkerError {
+        let ending = self.process.ending();
+        WorkerError::Died { worker: self.name(), ending }
+    }
+
+    fn protocol_error(&self, reason: String) -> WorkerError {
+        WorkerError::Protocol { worker: self.name(), reason }
+    }
+
+    /// Why the worker does not serve any more, if so.
+    fn failure(&mut self) -> Option<WorkerError> {
+        match self.next_message() {
+            Ok(None) => None,
+            Ok(Some(FromWorker::Failed { code, message })) => {
+                Some(WorkerError::Reported { worker: self.name(), code, message })
+            }
+            Ok(Some(message)) => Some(self.protocol_error(format!("{message:?} while serving"))),
+            Err(error) => Some(error),
+        }
+    }
+}
+
+/// What the outside may know about a worker while it serves.
+#[derive(Debug, Clone)]
+pub struct WorkerView {
+    /// Process id.
+    pub pid: u32,
+    /// Its status page.
+    pub status: Arc<StatusReader>,
+    /// What it allocated.
+    pub stats: LoadStats,
+}
+
+/// The loaded pipeline. Dropping it kills what has not ended.
+#[derive(Debug)]
+pub struct Workers {
+    workers: Vec<Worker>,
+    /// Into stage 0.
+    pub(crate) tokens: RingProducer,
+    /// Out of the last stage.
+    pub(crate) logits: RingConsumer,
+}
+
+impl Workers {
+    /// Spawns the workers of `plan` and waits until every band is loaded. Must be called from a thread that outlives the
+    /// workers (see [`WorkerProcess::spawn`]).
+    pub(crate) fn start(
+        plan: &Plan,
+        exe: &Path,
+        epoch: u64,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Workers, WorkerError> {
+        let rings = make_rings(plan)?;
+        let workers: Result<Vec<Worker>, WorkerError> =
+            (0..plan.stages.len()).map(|stage| spawn(plan, exe, stage, &rings)).collect();
+        let (first, last) = (&rings[0], &rings[plan.stages.len()]);
+        let attach = || -> Result<(RingProducer, RingConsumer), SetupError> {
+            Ok((RingProducer::attach(first.dup()?)?, RingConsumer::attach(last.dup()?)?))
+        };
+        let (tokens, logits) = attach()?;
+        let mut workers = Workers { workers: workers?, tokens, logits };
+        load::load_all(&mut workers.workers, plan, epoch, progress)?;
+        Ok(workers)
+    }
+
+    /// Descriptors that become readable when a worker has something to say or is gone.
+    pub(crate) fn watch_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.workers.iter().map(|worker| worker.control.as_fd())
+    }
+
+    /// Status pages and load statistics, in pipeline order.
+    pub(crate) fn views(&self) -> Vec<WorkerView> {
+        let view = |worker: &Worker| WorkerView {
+            pid: worker.process.pid(),
+            status: worker.status.clone(),
+            stats: worker.stats.clone(),
+        };
+        self.workers.iter().map(view).collect()
+    }
+
+    /// Why the pipeline does not serve any more, if so: of several failures the one closest to the cause.
+    pub(crate) fn failure(&mut self) -> Option<WorkerError> {
+        self.workers.iter_mut().find_map(Worker::failure).map(|first| {
+            // The one that was found first may only have followed another one, whose word has arrived by now.
+            let others = self.workers.iter_mut().filter_map(Worker::failure);
+            others.fold(first, |best, other| if other.rank() > best.rank() { other } else { best })
+        })
+    }
+
+    /// Asks every worker to end and waits; kills those that have not ended after [`SHUTDOWN_LIMIT`].
+    pub(crate) fn shutdown(mut self) {
+        for worker in &mut self.workers {
+            // A worker that is gone already needs no message.
+            let _ = worker.send(&ToWorker::Shutdown);
+        }
+        let deadline = Instant::now() + SHUTDOWN_LIMIT;
+        for worker in &mut self.workers {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if worker.process.wait(left).is_none() {
+                tracing::warn!(
+                    stage = worker.stage,
+                    pid = worker.process.pid(),
+                    "killing a worker that does not end"
+                );
+            }
+        }
+    }
+}
+
+/// The rings of a pipeline in order; ring `i` leads into stage `i`, the last one out of the last stage.
+fn make_rings(plan: &Plan) -> Result<Vec<Ring>, SetupError> {
+    let limits = FrameLimits::new(&plan.limits, plan.model.d_model, plan.model.vocab);
+    let kind = |edge: usize| match edge {
+        0 => FrameKind::Tokens,
+        edge if edge == plan.stages.len() => FrameKind::Logits,
+        _ => FrameKind::Residual,
+    };
+    let slots = crate::planner::RING_SLOTS;
+    (0..=plan.stages.len()).map(|edge| Ok(Ring::create(slots, limits.slot_bytes(kind(edge)))?)).collect()
+}
+
+fn spawn(plan: &Plan, exe: &Path, stage: usize, rings: &[Ring]) -> Result<Worker, WorkerError> {
+    let status = StatusReader::create().map_err(SetupError::from)?;
+    let (control, worker_end) = channel::pair().map_err(SetupError::from)?;
+    let inherited = Inherited {
+        control: duplicate(worker_end.as_fd())?,
+        ring_in: duplicate(rings[stage].as_fd())?,
+        ring_out: duplicate(rings[stage + 1].as_fd())?,
+        status: duplicate(status.as_fd())?,
+    };
+    Ok(Worker {
+        stage,
+        layers: plan.stages[stage].layers.clone(),
+        process: WorkerProcess::spawn(exe, inherited)?,
+        control,
+        status: Arc::new(status),
+        stats: LoadStats::default(),
+    })
+}
+
+fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd, SetupError> {
+    fd.try_clone_to_owned().map_err(|source| SetupError::Descriptor { action: "dup", source })
 }

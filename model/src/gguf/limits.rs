@@ -11,9 +11,11 @@ pub const MAX_TENSORS: u64 = 1 << 16;
 pub const MAX_KEY_BYTES: u64 = 1024;
 /// Bytes of a tensor name.
 pub const MAX_NAME_BYTES: u64 = 256;
-/// Elements of an array of strings.
-pub const MAX_STRINGS: u64 = 2 << 20;
+/// Strings of an array, and elements of any array whose elements are looked at.
+pub const MAX_ELEMENTS: usize = 2 << 20;
 /// Levels of arrays in arrays that are skipped over.
 pub const MAX_ARRAY_DEPTH: usize = 4;
 /// Largest `general.alignment`.
 pub const MAX_ALIGNMENT: u32 = 1 << 20;
+/// Characters of a string of the file that a message quotes.
+pub const MAX_QUOTED: usize = 64;

@@ -2,7 +2,7 @@
 
 use super::cursor::Cursor;
 use super::error::GgufError;
-use super::limits::{MAX_ARRAY_DEPTH, MAX_KEY_BYTES, MAX_STRINGS};
+use super::limits::{MAX_ARRAY_DEPTH, MAX_ELEMENTS, MAX_KEY_BYTES, MAX_QUOTED};
 use std::ops::Range;
 
 /// Type of a metadata value, numbered as in the file.
@@ -114,6 +114,23 @@ impl Value<'_> {
         }
     }
 
+    /// The value as a number, when it is one.
+    pub fn as_f64(&self) -> Option<f64> {
+        match *self {
+            Value::F32(v) => Some(v.into()),
+            Value::F64(v) => Some(v),
+            #[allow(clippy::cast_precision_loss, reason = "for comparisons with small numbers")]
+            Value::I64(v) => Some(v as f64),
+            #[allow(clippy::cast_precision_loss, reason = "for comparisons with small numbers")]
+            Value::U64(v) => Some(v as f64),
+            Value::I8(v) => Some(v.into()),
+            Value::I16(v) => Some(v.into()),
+            Value::I32(v) => Some(v.into()),
+            Value::U8(_) | Value::U16(_) | Value::U32(_) => self.as_u64().map(|v| v as f64),
+            Value::Bool(_) | Value::Str(_) | Value::Array(_) => None,
+        }
+    }
+
     fn is_integer(&self) -> bool {
         use Value::{I8, I16, I32, I64, U8, U16, U32, U64};
         matches!(self, U8(_) | I8(_) | U16(_) | I16(_) | U32(_) | I32(_) | U64(_) | I64(_))
@@ -129,6 +146,35 @@ impl Value<'_> {
             Value::F64(v) => Some(v as f32),
             _ => None,
         }
+    }
+}
+
+impl std::fmt::Display for Value<'_> {
+    /// The value as a message shows it: long strings shortened, arrays by their type.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Value::U8(v) => v.fmt(f),
+            Value::I8(v) => v.fmt(f),
+            Value::U16(v) => v.fmt(f),
+            Value::I16(v) => v.fmt(f),
+            Value::U32(v) => v.fmt(f),
+            Value::I32(v) => v.fmt(f),
+            Value::F32(v) => v.fmt(f),
+            Value::Bool(v) => v.fmt(f),
+            Value::Str(v) => write!(f, "{:?}", shortened(v)),
+            Value::U64(v) => v.fmt(f),
+            Value::I64(v) => v.fmt(f),
+            Value::F64(v) => v.fmt(f),
+            Value::Array(_) => f.write_str(&self.type_name()),
+        }
+    }
+}
+
+/// `text`, or its beginning when it is too long for a message.
+pub fn shortened(text: &str) -> std::borrow::Cow<'_, str> {
+    match text.char_indices().nth(MAX_QUOTED) {
+        Some((end, _)) => format!("{}…", &text[..end]).into(),
+        None => text.into(),
     }
 }
 
@@ -329,8 +375,8 @@ fn skip_elements(
         )));
     }
     match elem {
-        ValueType::Str if count > MAX_STRINGS => Err(ValueFault::Reason(format!(
-            "an array of {count} strings is longer than the accepted {MAX_STRINGS}"
+        ValueType::Str if count > MAX_ELEMENTS as u64 => Err(ValueFault::Reason(format!(
+            "an array of {count} strings is longer than the accepted {MAX_ELEMENTS}"
         ))),
         ValueType::Str => Ok(cursor.skip_strings(count, what)?),
         ValueType::Array if depth >= MAX_ARRAY_DEPTH => {
@@ -401,7 +447,7 @@ impl<'a> Metadata<'a> {
         };
         value.as_u64().and_then(|v| u32::try_from(v).ok()).map(Some).ok_or_else(|| GgufError::BadValue {
             key: key.to_owned(),
-            reason: format!("the value {value:?} is not within 0 to {}", u32::MAX),
+            reason: format!("the value {value} is not within 0 to {}", u32::MAX),
         })
     }
 
@@ -440,7 +486,11 @@ impl<'a> Metadata<'a> {
         wrong: &str,
     ) -> Result<Option<Vec<T>>, GgufError> {
         let Some(array) = array else { return Ok(None) };
-        // The parser has found all elements inside the file and within the limits.
+        if array.len() > MAX_ELEMENTS {
+            let reason = format!("{} elements are more than the accepted {MAX_ELEMENTS}", array.len());
+            return Err(GgufError::BadValue { key: key.to_owned(), reason });
+        }
+        // The parser has found all elements inside the file.
         let mut out = Vec::with_capacity(array.len());
         for (i, value) in array.iter().enumerate() {
             out.push(value.and_then(&take).ok_or_else(|| GgufError::BadValue {
@@ -449,6 +499,11 @@ impl<'a> Metadata<'a> {
             })?);
         }
         Ok(Some(out))
+    }
+
+    /// Number of elements of an array of strings, which are not looked at.
+    pub fn str_array_len(&self, key: &str) -> Result<Option<usize>, GgufError> {
+        Ok(self.array(key, "an array of strings", |t| t == ValueType::Str)?.map(|array| array.len()))
     }
 
     /// An array of strings, each valid UTF-8.

@@ -16,7 +16,7 @@ mod tensor;
 
 pub use error::GgufError;
 pub use ggml_type::{GgmlType, TypeInfo};
-pub use metadata::{Array, Metadata, Value, ValueType, required};
+pub use metadata::{Array, Metadata, Value, ValueType, required, shortened};
 pub use tensor::TensorInfo;
 
 use cursor::Cursor;
@@ -91,24 +91,18 @@ impl Gguf {
         })?;
         let Header { version, entries, by_key, alignment, raw } = header;
         let data_offset = cursor.pos().next_multiple_of(alignment as usize);
-        let mut notes = Vec::new();
-        let mut tensors = Vec::with_capacity(raw.len());
-        for (i, tensor) in raw.into_iter().enumerate() {
-            let tensor = tensor.locate(i, data_offset, alignment, file.len())?;
-            if tensor.ggml_type.info().is_none() {
-                notes.push(format!(
-                    "tensor {:?} has unknown {}; its data was not checked",
-                    tensor.name, tensor.ggml_type
-                ));
-            }
-            tensors.push(tensor);
-        }
+        let tensors = raw
+            .into_iter()
+            .enumerate()
+            .map(|(i, tensor)| tensor.locate(i, data_offset, alignment, file.len()))
+            .collect::<Result<Vec<_>, _>>()?;
         tensor::check_overlaps(&tensors)?;
         let by_name = sorted_index(&tensors, |t| &t.name).map_err(|(i, name)| GgufError::BadTensor {
             name,
             index: i,
             reason: "the name occurs twice".to_owned(),
         })?;
+        let notes = unknown_types(&tensors).into_iter().collect();
         Ok(Gguf { backing, version, entries, by_key, tensors, by_name, data_offset, alignment, notes })
     }
 
@@ -228,6 +222,14 @@ impl Header {
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Header { version, entries, by_key, alignment, raw })
     }
+}
+
+/// A note on tensors whose extent cannot be known.
+fn unknown_types(tensors: &[TensorInfo]) -> Option<String> {
+    let mut unknown = tensors.iter().filter(|t| t.ggml_type.info().is_none());
+    let first = unknown.next()?;
+    let (count, name, kind) = (1 + unknown.count(), &first.name, first.ggml_type);
+    Some(format!("{count} tensors of unknown type were not checked, the first is {name:?} ({kind})"))
 }
 
 /// A count that `limit` and the rest of the file allow, where each item takes `least` bytes or more.

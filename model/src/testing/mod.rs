@@ -1,5 +1,17 @@
 //! Helpers for tests of this crate and of those above it (feature `testing`): files made by others, files we craft.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "small numbers that tests choose"
+)]
+
+mod tiny;
+mod writer;
+
+pub use tiny::{TINY_VOCAB, TinyModel};
+pub use writer::{GgufWriter, MetaValue, TensorData};
+
 use std::path::{Path, PathBuf};
 
 /// The folder of oracle files: `SPILLWAY_ORACLES`, else `shared/oracles` beside the repository.

@@ -147,6 +147,15 @@ impl StepFrame {
         self.spans.iter().map(|span| span.shape.logits.count(span.shape.tokens as usize)).sum()
     }
 
+    /// The rows that want logits, in order, among all tokens of the step.
+    pub fn logit_token_rows(&self) -> impl Iterator<Item = usize> {
+        self.spans.iter().flat_map(|span| {
+            let tokens = span.shape.tokens as usize;
+            let wanted = span.shape.logits.count(tokens);
+            span.first_token + tokens - wanted..span.first_token + tokens
+        })
+    }
+
     /// Where the payload of this frame begins in a slot.
     pub(super) fn payload_offset(&self) -> usize {
         payload_offset(self.spans.len(), self.blocks.len())

@@ -45,6 +45,7 @@ fn a_token_step_survives_the_slot() {
     read_step(&bytes, FrameKind::Tokens, &LIMITS, &mut read).unwrap();
     assert!(same(&frame, &read));
     assert_eq!((read.tokens(), read.logit_rows()), (37, 34));
+    assert!(read.logit_token_rows().eq(0..34));
     let mut back = vec![0; 37];
     read_tokens(&bytes, &read, &LIMITS, &mut back).unwrap();
     assert_eq!(ids, back);
@@ -156,7 +157,7 @@ fn read_everything(bytes: &Vec<u8>) {
     }
     if let Ok(about) = read_logits(bytes, &LIMITS) {
         assert!(about.rows <= LIMITS.max_logit_rows);
-        let _ = read_logit_row(bytes, &about, 0, &LIMITS, &mut vec![0.0; LIMITS.vocab]);
+        let _ = read_logit_row(bytes, &about, 0, &LIMITS, &mut [0.0; LIMITS.vocab]);
     }
 }
 
@@ -192,11 +193,11 @@ proptest! {
     ) {
         let mut frame = StepFrame::default();
         frame.begin(3, 9);
-        for (slot, (start, tokens, logits, table)) in starts.into_iter().enumerate() {
+        for (slot, (start, tokens, logits, table)) in (0..).zip(starts) {
             let logits = [LogitRows::None, LogitRows::Last, LogitRows::All][logits as usize];
             let count = if table { (start + tokens).div_ceil(32) } else { 0 };
             let blocks: Vec<u32> = (0..count).collect();
-            let _ = frame.push(shape(slot as u32, start, tokens, logits), &blocks, &LIMITS);
+            let _ = frame.push(shape(slot, start, tokens, logits), &blocks, &LIMITS);
         }
         prop_assume!(frame.tokens() > 0);
         let mut bytes = slot(FrameKind::Tokens);

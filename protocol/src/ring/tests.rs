@@ -43,7 +43,7 @@ fn messages_arrive_once_and_in_order_through_rings_of_any_size() {
             assert_eq!(receive(&mut consumer), Some(expected));
             if expected % 500 == 0 {
                 // Long enough for the producer to fill the ring and fall asleep.
-                thread::sleep(Duration::from_millis(2));
+                thread::park_timeout(Duration::from_millis(2));
             }
         }
         assert_eq!(receive(&mut consumer), None);
@@ -79,7 +79,7 @@ fn closing_wakes_a_sleeper_and_leaves_published_slots_readable() {
     let (mut producer, mut consumer) = ends(2, 16);
     assert!(send(&mut producer, 1));
     let closer = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(20));
+        thread::park_timeout(Duration::from_millis(20));
         drop(producer);
     });
     assert_eq!(receive(&mut consumer), Some(1));

@@ -1,0 +1,13 @@
+//! `daemon`: serve JSON lines.
+
+use super::args::DaemonArgs;
+use super::failure::Failure;
+use crate::daemon::{DaemonEnd, DaemonOptions, run};
+
+/// Serves until the end of standard input or a signal.
+pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
+    match run(&DaemonOptions { listen: args.listen.clone() })? {
+        DaemonEnd::Drained => Ok(()),
+        DaemonEnd::Interrupted => Err(Failure::Interrupted),
+    }
+}

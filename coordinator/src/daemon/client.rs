@@ -1,0 +1,273 @@
+//! One connection: reads lines, starts what they ask for, and ends when everything accepted has ended.
+
+use super::answer::answer;
+use super::conversation::Conversation;
+use super::line::LineReader;
+use super::order::{Barrier, Order};
+use super::outbox::{Outbox, outbox};
+use super::service::{Service, stages};
+use crate::planner::PlacementRequest;
+use spillway_protocol::jsonl::{
+    Class, ErrorEvent, Event, Generate, LineError, Load, Loaded, PlacementParams, Rejected, Request,
+    parse_line,
+};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+
+/// How far the daemon's end has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ending {
+    /// Messages are accepted.
+    Serving,
+    /// No more messages; what was accepted runs to its end.
+    Draining,
+    /// What still runs is aborted.
+    Stopping,
+}
+
+/// Why a request was aborted, as the client reads it.
+pub type AbortReason = &'static str;
+
+/// What the tasks of one connection share.
+#[derive(Debug)]
+pub struct Client {
+    /// The resident model.
+    pub service: Arc<Service>,
+    /// Events to the client.
+    pub outbox: Outbox,
+    conversation: Mutex<Conversation>,
+    /// Requests accepted and not ended; the sender is taken by the first abort.
+    live: Mutex<HashMap<String, Option<oneshot::Sender<AbortReason>>>>,
+}
+
+/// Serves one connection until its lines end (or the daemon ends), everything accepted has ended, and the client has
+/// heard of it. `gone` completes when the client can hear no more.
+pub async fn serve(
+    service: Arc<Service>,
+    from: impl AsyncRead + Unpin,
+    to: impl AsyncWrite + Unpin + Send + 'static,
+    gone: impl Future<Output = ()>,
+    mut ending: watch::Receiver<Ending>,
+) {
+    let (outbox, writer) = outbox();
+    let mut lost = outbox.lost();
+    let writer = tokio::spawn(writer.run(to));
+    let client = Arc::new(Client { service, outbox, conversation: Mutex::default(), live: Mutex::default() });
+    let mut tasks = JoinSet::new();
+    let session = async {
+        client.read(LineReader::new(from), &mut tasks, &mut ending).await;
+        client.drain(&mut tasks, &mut ending).await;
+    };
+    tokio::select! {
+        () = session => {}
+        () = either(gone, reached(&mut lost, true)) => client.outbox.lose(),
+    }
+    // Either everything has ended, or the client is lost and whatever still runs for it is in vain.
+    client.abort_all("client_gone");
+    while tasks.join_next().await.is_some() {}
+    drop(client);
+    if let Err(error) = writer.await {
+        tracing::error!(%error, "the writer of a client has panicked");
+    }
+}
+
+/// Completes when the watched value is at least `value`.
+async fn reached<T: PartialOrd>(watched: &mut watch::Receiver<T>, value: T) {
+    // Fails only when the sender is gone, which is an end, too.
+    let _ = watched.wait_for(|now| *now >= value).await;
+}
+
+async fn either(first: impl Future<Output = ()>, second: impl Future<Output = ()>) {
+    tokio::select! {
+        () = first => {}
+        () = second => {}
+    }
+}
+
+impl Client {
+    /// Accepts lines until they end or the daemon does.
+    async fn read(
+        self: &Arc<Self>,
+        mut lines: LineReader<impl AsyncRead + Unpin>,
+        tasks: &mut JoinSet<()>,
+        ending: &mut watch::Receiver<Ending>,
+    ) {
+        let mut order = Order::default();
+        loop {
+            tokio::select! {
+                line = lines.next() => match line {
+                    Ok(Some(line)) => self.accept(line, &mut order, tasks),
+                    Ok(None) => return,
+                    Err(error) => {
+                        tracing::warn!(%error, "a client cannot be read any more");
+                        return;
+                    }
+                },
+                // Ended tasks are collected, so that a long session does not pile them up.
+                Some(_) = tasks.join_next() => {}
+                () = reached(ending, Ending::Draining) => return,
+            }
+        }
+    }
+
+    /// Waits for everything accepted.
+    async fn drain(&self, tasks: &mut JoinSet<()>, ending: &mut watch::Receiver<Ending>) {
+        let mut stopping = false;
+        loop {
+            tokio::select! {
+                task = tasks.join_next() => if task.is_none() { return },
+                () = reached(ending, Ending::Stopping), if !stopping => {
+                    stopping = true;
+                    self.abort_all("shutdown");
+                }
+            }
+        }
+    }
+
+    /// Starts what a line asks for.
+    fn accept(self: &Arc<Self>, line: Result<String, LineError>, order: &mut Order, tasks: &mut JoinSet<()>) {
+        let request = line.map_err(Rejected::from).and_then(|line| parse_line(&line));
+        match request {
+            Err(rejected) => self.outbox.push(&Event::Error(rejected.into())),
+            Ok(Request::Generate(request)) => self.start_generate(*request, order, tasks),
+            Ok(Request::Abort { id }) => self.abort(&id),
+            Ok(Request::Load(load)) => {
+                tasks.spawn(self.clone().load(*load, order.barrier()));
+            }
+            Ok(Request::Unload { id }) => {
+                tasks.spawn(self.clone().unload(id, order.barrier()));
+            }
+            Ok(Request::Reset { id }) => {
+                self.conversation().reset();
+                self.outbox.push(&Event::Reset { id, seq_pos: 0 });
+            }
+            Ok(Request::Ping { id }) => self.outbox.push(&Event::Pong { id }),
+            Ok(Request::Diag { id }) => self.outbox.push(&Event::Diag(Box::new(self.service.diagnosis(id)))),
+        }
+    }
+
+    fn start_generate(self: &Arc<Self>, request: Generate, order: &Order, tasks: &mut JoinSet<()>) {
+        let id = request.id.clone();
+        let (abort, aborted) = oneshot::channel();
+        let mut live = self.live();
+        if live.contains_key(&id) {
+            drop(live);
+            let message =
+                format!("a request with the id \"{id}\" is in flight; wait for its end or choose another id");
+            self.outbox.push(&Event::Error(ErrorEvent::new(
+                Some(id),
+                "duplicate_id",
+                Class::Validation,
+                message,
+            )));
+            return;
+        }
+        live.insert(id.clone(), Some(abort));
+        drop(live);
+        let client = self.clone();
+        let mut ticket = order.request();
+        let count = self.service.count_request();
+        tasks.spawn(async move {
+            let event = answer(&client, request, aborted, &mut ticket).await;
+            // The id is free and the request not counted before the client can know that it has ended.
+            client.live().remove(&id);
+            drop(count);
+            client.outbox.push(&event);
+            // Only now may a load or unload that waits for this request go on.
+            drop(ticket);
+        });
+    }
+
+    fn abort(&self, id: &str) {
+        match self.live().get_mut(id).map(Option::take) {
+            // Fails only when the request has just ended: its own last event is on its way.
+            Some(Some(abort)) => drop(abort.send("client")),
+            // It is being aborted already.
+            Some(None) => {}
+            None => {
+                let message = format!(
+                    "no request with the id \"{id}\" is in flight on this connection; nothing to abort"
+                );
+                let error = ErrorEvent::new(Some(id.to_owned()), "unknown_request", Class::Cancel, message);
+                self.outbox.push(&Event::Error(error));
+            }
+        }
+    }
+
+    fn abort_all(&self, reason: AbortReason) {
+        for abort in self.live().values_mut().filter_map(Option::take) {
+            // Fails only when the request has just ended.
+            drop(abort.send(reason));
+        }
+    }
+
+    async fn load(self: Arc<Self>, load: Load, mut barrier: Barrier) {
+        let started = Instant::now();
+        let Load { id, model, progress, params } = load;
+        barrier.admitted().await;
+        let (outbox, progress_id) = (self.outbox.clone(), id.clone());
+        let report = move |now: crate::workers::LoadProgress| {
+            if progress {
+                let id = progress_id.clone();
+                outbox.push(&Event::Loading { id, stage: now.stage, done: now.done, total: now.total });
+            }
+        };
+        let result = self.service.load(&model, placement(params), barrier.earlier_ended(), report).await;
+        let event = match result {
+            Err(error) => Event::Error(error.event(id)),
+            Ok(resident) => {
+                let plan = resident.engine.plan();
+                Event::Loaded(Loaded {
+                    id,
+                    arch: plan.model.architecture.clone(),
+                    dim: plan.model.d_model,
+                    layers: plan.model.layers,
+                    vocab: plan.model.vocab,
+                    vl: false,
+                    max_seq: plan.limits.max_seq,
+                    parallel: plan.limits.max_sequences,
+                    stages: stages(&resident.engine),
+                    load_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+                })
+            }
+        };
+        self.outbox.push(&event);
+    }
+
+    async fn unload(self: Arc<Self>, id: Option<String>, mut barrier: Barrier) {
+        barrier.admitted().await;
+        self.service.unload(barrier.earlier_ended()).await;
+        self.outbox.push(&Event::Unloaded { id });
+    }
+
+    /// The conversation of this connection.
+    pub fn conversation(&self) -> MutexGuard<'_, Conversation> {
+        self.conversation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn live(&self) -> MutexGuard<'_, HashMap<String, Option<oneshot::Sender<AbortReason>>>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Placement as the planner takes it; a number beyond this machine's word stays too large for any limit.
+fn placement(params: PlacementParams) -> PlacementRequest {
+    let size = |n: Option<u64>| n.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+    PlacementRequest {
+        devices: params.devices,
+        cpu_workers: size(params.cpu_workers),
+        pp: size(params.pp),
+        pp_layers: params.pp_layers,
+        gpu_layer_budget: params.gpu_layer_budget,
+        offload_exec: params.offload_exec,
+        max_seq: size(params.max_seq),
+        threads: size(params.threads),
+        parallel: size(params.parallel),
+        kv_type: params.kv_type,
+        chunk: size(params.chunk),
+    }
+}

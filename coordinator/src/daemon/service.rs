@@ -1,0 +1,256 @@
+//! The resident model, shared by all clients.
+//!
+//! A request holds the model for reading while it runs; replacing or dropping the model takes it for writing. So a load
+//! waits for the requests that were accepted before it, requests accepted after it wait for the load, and nothing is
+//! answered by a model that is going away. A load is validated in full before it takes the model.
+
+use crate::engine::{Engine, EngineError, EngineOptions};
+use crate::open::{LoadedModel, OpenError, TextNeed, open_model};
+use crate::planner::{Machine, PlacementRequest, Refusal, plan};
+use crate::workers::LoadProgress;
+use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, StageSummary};
+use spillway_protocol::plan::{Execution, Plan};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{OwnedRwLockReadGuard, RwLock};
+
+/// A model that can be asked.
+#[derive(Debug, Clone)]
+pub struct Resident {
+    /// Counts loads; conversations belong to one.
+    pub load: u64,
+    /// The engine that runs it.
+    pub engine: Engine,
+}
+
+/// What there is to report while the model itself may be held by someone.
+#[derive(Debug, Clone, Default)]
+enum Shown {
+    #[default]
+    Nothing,
+    Loading,
+    Model(Resident),
+}
+
+/// The resident model and what is known about it.
+#[derive(Debug, Default)]
+pub struct Service {
+    model: Arc<RwLock<Option<Resident>>>,
+    shown: Mutex<Shown>,
+    /// One load or unload at a time, from validation to the end.
+    turn: tokio::sync::Mutex<u64>,
+    /// Requests accepted and not ended.
+    requests: AtomicUsize,
+}
+
+/// Why a model was not loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file was refused; nothing has changed.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The placement was refused; nothing has changed.
+    #[error(transparent)]
+    Plan(#[from] Refusal),
+    /// The workers could not be started, after the old model was dropped.
+    #[error("{0}; no model is loaded now")]
+    Engine(#[from] EngineError),
+    /// The thread that did the work has panicked.
+    #[error("loading ended unexpectedly; see the log on standard error")]
+    Panicked,
+}
+
+impl LoadError {
+    /// Stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            LoadError::Open(error) => error.code(),
+            LoadError::Plan(error) => error.code(),
+            LoadError::Engine(error) => error.code(),
+            LoadError::Panicked => "internal",
+        }
+    }
+
+    /// The event that tells a client.
+    pub fn event(&self, id: Option<String>) -> ErrorEvent {
+        let class = match self {
+            LoadError::Open(_) | LoadError::Plan(_) => Class::Validation,
+            LoadError::Engine(_) => Class::Transient,
+            LoadError::Panicked => Class::Internal,
+        };
+        ErrorEvent::new(id, self.code(), class, self.to_string())
+    }
+}
+
+/// The model, held for the life of a request.
+pub type Held = OwnedRwLockReadGuard<Option<Resident>>;
+
+impl Service {
+    /// Holds the model; waits while it is being replaced.
+    pub async fn hold(&self) -> Held {
+        self.model.clone().read_owned().await
+    }
+
+    /// Counts a request until the returned value is dropped.
+    pub fn count_request(self: &Arc<Self>) -> RequestCount {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        RequestCount(self.clone())
+    }
+
+    /// Replaces the model. `earlier` is waited for after validation: the requests that came before the load.
+    pub async fn load(
+        &self,
+        path: &Path,
+        placement: PlacementRequest,
+        earlier: impl Future<Output = ()>,
+        progress: impl FnMut(LoadProgress) + Send + 'static,
+    ) -> Result<Resident, LoadError> {
+        let mut loads = self.turn.lock().await;
+        let given_back = self.resident_bytes();
+        let path = path.to_owned();
+        let (model, plan) = blocking(move || validate(&path, &placement, given_back)).await??;
+        earlier.await;
+        let mut slot = self.model.write().await;
+        self.drop_resident(&mut slot).await;
+        self.show(Shown::Loading);
+        let started =
+            blocking(move || Engine::start(Arc::new(model), plan, EngineOptions::default(), progress)).await;
+        match started {
+            Ok(Ok(engine)) => {
+                *loads += 1;
+                let resident = Resident { load: *loads, engine };
+                self.show(Shown::Model(resident.clone()));
+                *slot = Some(resident.clone());
+                Ok(resident)
+            }
+            failed => {
+                self.show(Shown::Nothing);
+                Err(failed.map_or_else(
+                    |panicked| panicked,
+                    |result| result.map_or_else(LoadError::from, |_| LoadError::Panicked),
+                ))
+            }
+        }
+    }
+
+    /// Drops the model, if there is one, after `earlier` and the requests that hold it.
+    pub async fn unload(&self, earlier: impl Future<Output = ()>) {
+        let _turn = self.turn.lock().await;
+        earlier.await;
+        let mut slot = self.model.write().await;
+        self.drop_resident(&mut slot).await;
+    }
+
+    async fn drop_resident(&self, slot: &mut Option<Resident>) {
+        self.show(Shown::Nothing);
+        if let Some(resident) = slot.take()
+            && blocking(move || resident.engine.shutdown()).await.is_err()
+        {
+            tracing::error!("ending the workers of the old model has panicked");
+        }
+    }
+
+    /// The state of the daemon, whatever is going on.
+    pub fn diagnosis(&self, id: Option<String>) -> Diagnosis {
+        let shown = self.shown().clone();
+        let mut diagnosis = Diagnosis {
+            id,
+            version: env!("CARGO_PKG_VERSION"),
+            arch: "cpu",
+            hip_version: None,
+            vram_free_mb: 0,
+            vram_total_mb: 0,
+            host_available_mb: Machine::detect().available_bytes >> 20,
+            model_loaded: false,
+            model_arch: "none".to_owned(),
+            model_path: None,
+            state: "none",
+            kernels: Vec::new(),
+            requests: self.requests.load(Ordering::Relaxed),
+            stages: Vec::new(),
+        };
+        match shown {
+            Shown::Nothing => {}
+            Shown::Loading => diagnosis.state = "loading",
+            Shown::Model(Resident { engine, .. }) => {
+                let status = engine.status();
+                let model = &engine.plan().model;
+                diagnosis.model_loaded = true;
+                diagnosis.model_arch = model.architecture.clone();
+                diagnosis.model_path = Some(model.path.display().to_string());
+                diagnosis.state = if status.ready { "ready" } else { "failed" };
+                diagnosis.kernels = status.stages.iter().map(|stage| stage.loaded.kernels.clone()).collect();
+                diagnosis.stages = stages(&engine);
+            }
+        }
+        diagnosis
+    }
+
+    /// Memory that replacing the model gives back.
+    fn resident_bytes(&self) -> u64 {
+        match &*self.shown() {
+            Shown::Model(resident) => {
+                resident.engine.plan().stages.iter().map(|stage| stage.bytes.private()).sum()
+            }
+            Shown::Nothing | Shown::Loading => 0,
+        }
+    }
+
+    fn show(&self, shown: Shown) {
+        *self.shown() = shown;
+    }
+
+    fn shown(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Everything that can be refused, with no side effect.
+fn validate(
+    path: &Path,
+    placement: &PlacementRequest,
+    given_back: u64,
+) -> Result<(LoadedModel, Plan), LoadError> {
+    let model = open_model(path, TextNeed::Required)?;
+    let mut machine = Machine::detect();
+    machine.available_bytes = machine.available_bytes.saturating_add(given_back);
+    let plan = plan(model.summary(), &machine, placement)?;
+    Ok((model, plan))
+}
+
+/// Runs `work` on a thread where it may take its time.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, LoadError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| LoadError::Panicked)
+}
+
+/// Who runs which layers.
+pub fn stages(engine: &Engine) -> Vec<StageSummary> {
+    let status = engine.status();
+    let pids = status.stages.iter().map(|stage| stage.pid).chain(std::iter::repeat(0));
+    engine
+        .plan()
+        .stages
+        .iter()
+        .zip(pids)
+        .map(|(stage, pid)| StageSummary {
+            first_layer: stage.layers.start,
+            layers: stage.layers.len(),
+            target: match stage.execution {
+                Execution::Cpu { .. } => "cpu",
+            },
+            pid,
+            bytes: stage.bytes.private(),
+        })
+        .collect()
+}
+
+/// A request that is counted as in flight while this lives.
+#[derive(Debug)]
+pub struct RequestCount(Arc<Service>);
+
+impl Drop for RequestCount {
+    fn drop(&mut self) {
+        self.0.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}

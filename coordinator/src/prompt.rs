@@ -1,0 +1,76 @@
+//! From what a user says to token ids.
+
+use crate::open::LoadedModel;
+use serde_json::{Map, Value};
+use spillway_model::chat::{ChatRequest, ChatTemplate, TemplateError};
+use spillway_model::gguf::GgufError;
+use spillway_model::tokenizer::{EncodeOptions, Tokenizer};
+
+/// Metadata key of the chat template.
+const TEMPLATE_KEY: &str = "tokenizer.chat_template";
+
+/// A conversation to be answered.
+#[derive(Debug, Clone, Copy)]
+pub struct ChatPrompt<'a> {
+    /// Messages with `role` and `content`, oldest first.
+    pub messages: &'a [Value],
+    /// Tools offered to the model.
+    pub tools: Option<&'a [Value]>,
+    /// Variable `enable_thinking` of the template; none leaves it undefined.
+    pub enable_thinking: Option<bool>,
+    /// Further variables of the template.
+    pub kwargs: &'a Map<String, Value>,
+}
+
+/// Why there is no prompt.
+#[derive(Debug, thiserror::Error)]
+pub enum PromptError {
+    /// The model was opened without its tokenizer, or has none.
+    #[error("the model has no tokenizer, so it cannot read text; send token ids")]
+    NoTokenizer,
+    /// The file's template is not text.
+    #[error(transparent)]
+    Metadata(#[from] GgufError),
+    /// The template cannot be used or declines the conversation.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+}
+
+impl PromptError {
+    /// Stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            PromptError::NoTokenizer => "no_tokenizer",
+            PromptError::Metadata(error) => error.code(),
+            PromptError::Template(error) => error.code(),
+        }
+    }
+}
+
+/// The tokenizer of a model that was opened with one.
+pub fn tokenizer(model: &LoadedModel) -> Result<&Tokenizer, PromptError> {
+    model.tokenizer().map(AsRef::as_ref).ok_or(PromptError::NoTokenizer)
+}
+
+/// The prompt that asks for an answer to a conversation, through the model's chat template.
+pub fn chat(model: &LoadedModel, chat: &ChatPrompt<'_>) -> Result<Vec<u32>, PromptError> {
+    let tokenizer = tokenizer(model)?;
+    let source = model.file().gguf().metadata().str(TEMPLATE_KEY)?;
+    let template = ChatTemplate::for_model(source, tokenizer)?;
+    let messages = Value::from(chat.messages);
+    let tools = chat.tools.map(Value::from);
+    let request = ChatRequest {
+        tools: tools.as_ref(),
+        enable_thinking: chat.enable_thinking,
+        kwargs: chat.kwargs.clone(),
+        ..ChatRequest::new(&messages)
+    };
+    Ok(tokenizer.encode(&template.render(&request)?, EncodeOptions::RENDERED_CHAT))
+}
+
+/// Text as it stands, with what the vocabulary puts in front of a text. The user wrote it all, so control tokens may be
+/// spelled out.
+pub fn raw(model: &LoadedModel, text: &str) -> Result<Vec<u32>, PromptError> {
+    let options = EncodeOptions { add_special: true, parse_special: true };
+    Ok(tokenizer(model)?.encode(text, options))
+}

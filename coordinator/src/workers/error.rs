@@ -1,0 +1,177 @@
+//! What can go wrong with worker processes.
+
+use spillway_protocol::ShmError;
+use spillway_protocol::channel::ChannelError;
+use spillway_protocol::ring::RingError;
+use spillway_protocol::status::StatusError;
+use std::fmt;
+use std::ops::Range;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use thiserror::Error;
+
+/// Which worker, in words a user knows from the plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerName {
+    /// Place in the pipeline, 0-based.
+    pub stage: usize,
+    /// The band.
+    pub layers: Range<usize>,
+    /// Process id.
+    pub pid: u32,
+}
+
+impl fmt::Display for WorkerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let last = self.layers.end.saturating_sub(1);
+        write!(
+            f,
+            "the worker of stage {} (layers {}-{last}, process {})",
+            self.stage, self.layers.start, self.pid
+        )
+    }
+}
+
+/// How a worker came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// The process ended with this status.
+    Exited(ExitStatus),
+    /// It closed its control channel but was still running a second later.
+    Unreachable,
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ending::Exited(status) => match (status.signal(), status.code()) {
+                (Some(libc::SIGKILL), _) => {
+                    f.write_str("was killed (signal 9; the system does that when memory runs out)")
+                }
+                (Some(signal), _) => write!(f, "was killed by signal {signal}"),
+                (None, code) => write!(f, "ended with exit code {}", code.unwrap_or_default()),
+            },
+            Ending::Unreachable => f.write_str("closed its control channel without ending"),
+        }
+    }
+}
+
+/// Why workers could not be started or do not serve any more.
+#[derive(Debug, Error)]
+pub enum WorkerError {
+    /// A ring, a status page or a socket could not be made.
+    #[error("setting up the workers failed: {0}")]
+    Setup(#[from] SetupError),
+    /// The executable could not be run.
+    #[error("starting a worker failed: {} cannot be run: {source}", exe.display())]
+    Spawn {
+        /// The executable.
+        exe: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The other side speaks another version.
+    #[error("{worker} speaks protocol {found}, this process {expected}; both must be the same build")]
+    Version {
+        /// Which one.
+        worker: WorkerName,
+        /// Its version.
+        found: u32,
+        /// Ours.
+        expected: u32,
+    },
+    /// A message that makes no sense at this point.
+    #[error("{worker} broke the protocol: {reason}")]
+    Protocol {
+        /// Which one.
+        worker: WorkerName,
+        /// What it did.
+        reason: String,
+    },
+    /// No sign of progress.
+    #[error(
+        "{worker} has made no progress for {seconds} s while {phase}; it hangs, is stopped, or the disk does not answer"
+    )]
+    Silent {
+        /// Which one.
+        worker: WorkerName,
+        /// How long.
+        seconds: u64,
+        /// What it was supposed to do.
+        phase: &'static str,
+    },
+    /// The worker named its own error.
+    #[error("{worker} failed: {message}")]
+    Reported {
+        /// Which one.
+        worker: WorkerName,
+        /// Its code.
+        code: String,
+        /// Its sentence.
+        message: String,
+    },
+    /// The process is gone.
+    #[error("{worker} {ending}")]
+    Died {
+        /// Which one.
+        worker: WorkerName,
+        /// How.
+        ending: Ending,
+    },
+    /// A frame came back that does not belong to what was sent.
+    #[error("the last worker returned a frame that cannot be used: {0}")]
+    Frame(String),
+}
+
+impl WorkerError {
+    /// Stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            WorkerError::Setup(_) => "worker_setup_failed",
+            WorkerError::Spawn { .. } => "worker_spawn_failed",
+            WorkerError::Version { .. } | WorkerError::Protocol { .. } | WorkerError::Frame(_) => {
+                "worker_protocol"
+            }
+            WorkerError::Silent { .. } => "worker_silent",
+            WorkerError::Reported { .. } => "worker_failed",
+            WorkerError::Died { .. } => "worker_died",
+        }
+    }
+
+    /// How close to the cause of a failed pipeline an error is likely to be: a worker that ends takes its neighbours
+    /// with it, and those leave without an error of their own.
+    pub(super) fn rank(&self) -> u8 {
+        match self {
+            WorkerError::Reported { .. } => 3,
+            WorkerError::Died { ending: Ending::Exited(status), .. } if status.signal().is_some() => 2,
+            WorkerError::Died { ending: Ending::Exited(status), .. } if status.success() => 0,
+            _ => 1,
+        }
+    }
+}
+
+/// A piece of plumbing that could not be made.
+#[derive(Debug, Error)]
+pub enum SetupError {
+    /// A ring.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// Shared memory.
+    #[error(transparent)]
+    Shm(#[from] ShmError),
+    /// A status page.
+    #[error(transparent)]
+    Status(#[from] StatusError),
+    /// A control channel.
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    /// A descriptor.
+    #[error("{action}: {source}")]
+    Descriptor {
+        /// What was attempted.
+        action: &'static str,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}

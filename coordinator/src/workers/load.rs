@@ -1,0 +1,164 @@
+//! Handshake and loading, all workers at once.
+
+use super::error::{SetupError, WorkerError};
+use super::{LoadProgress, Worker};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use spillway_protocol::channel::{ChannelError, Received};
+use spillway_protocol::control::{FromWorker, LoadBand, LoadStats, PROTOCOL_VERSION, ToWorker};
+use spillway_protocol::plan::Plan;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// Longest silence before the worker's first word, and between two reports of a load.
+const HELLO_LIMIT: Duration = Duration::from_secs(20);
+const LOAD_LIMIT: Duration = Duration::from_secs(60);
+/// How often silence is looked at.
+const TICK_MS: u16 = 250;
+
+/// Where a worker is on its way to serving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Starting,
+    Loading,
+    Loaded,
+}
+
+impl Phase {
+    fn limit(self) -> Option<(Duration, &'static str)> {
+        match self {
+            Phase::Starting => Some((HELLO_LIMIT, "starting")),
+            Phase::Loading => Some((LOAD_LIMIT, "loading")),
+            Phase::Loaded => None,
+        }
+    }
+}
+
+/// Progress of one worker.
+#[derive(Debug)]
+struct Loading {
+    phase: Phase,
+    last_news: Instant,
+}
+
+/// Sends every worker its band and waits until all have loaded.
+pub(super) fn load_all(
+    workers: &mut [Worker],
+    plan: &Plan,
+    epoch: u64,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(), WorkerError> {
+    let fresh = || Loading { phase: Phase::Starting, last_news: Instant::now() };
+    let mut states: Vec<Loading> = workers.iter().map(|_| fresh()).collect();
+    while states.iter().any(|state| state.phase != Phase::Loaded) {
+        wait_for_news(workers)?;
+        for (worker, state) in workers.iter_mut().zip(&mut states) {
+            take_news(worker, state, plan, epoch, progress)?;
+            check_silence(worker, state)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sleeps until any worker says something or leaves, or a tick is over.
+fn wait_for_news(workers: &[Worker]) -> Result<(), WorkerError> {
+    let mut fds: Vec<PollFd<'_>> =
+        workers.iter().map(|worker| PollFd::new(worker.control.as_fd(), PollFlags::POLLIN)).collect();
+    match poll(&mut fds, PollTimeout::from(TICK_MS)) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(source) => Err(SetupError::from(ChannelError::System { action: "poll", source }).into()),
+    }
+}
+
+fn take_news(
+    worker: &mut Worker,
+    state: &mut Loading,
+    plan: &Plan,
+    epoch: u64,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(), WorkerError> {
+    while let Some(message) = worker.next_message()? {
+        state.last_news = Instant::now();
+        match (state.phase, message) {
+            (Phase::Starting, FromWorker::Hello { protocol, .. }) => {
+                worker.expect_version(protocol)?;
+                worker.send(&load_message(worker, plan, epoch))?;
+                state.phase = Phase::Loading;
+            }
+            (Phase::Loading, FromWorker::Progress { done, total }) => {
+                progress(LoadProgress { stage: worker.stage, stages: plan.stages.len(), done, total });
+            }
+            (Phase::Loading, FromWorker::Loaded(stats)) => {
+                worker.check_stats(&stats, plan);
+                worker.stats = stats;
+                state.phase = Phase::Loaded;
+            }
+            (_, FromWorker::Failed { code, message }) => {
+                return Err(WorkerError::Reported { worker: worker.name(), code, message });
+            }
+            (phase, message) => return Err(worker.protocol_error(format!("{message:?} while {phase:?}"))),
+        }
+    }
+    Ok(())
+}
+
+fn load_message(worker: &Worker, plan: &Plan, epoch: u64) -> ToWorker {
+    ToWorker::Load(Box::new(LoadBand {
+        model: plan.model.path.clone(),
+        file_bytes: plan.model.file_bytes,
+        epoch,
+        stage_index: worker.stage,
+        stage: plan.stages[worker.stage].clone(),
+        limits: plan.limits,
+    }))
+}
+
+fn check_silence(worker: &Worker, state: &Loading) -> Result<(), WorkerError> {
+    match state.phase.limit() {
+        Some((limit, phase)) if state.last_news.elapsed() > limit => {
+            Err(WorkerError::Silent { worker: worker.name(), seconds: limit.as_secs(), phase })
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Worker {
+    fn expect_version(&self, found: u32) -> Result<(), WorkerError> {
+        if found == PROTOCOL_VERSION {
+            return Ok(());
+        }
+        Err(WorkerError::Version { worker: self.name(), found, expected: PROTOCOL_VERSION })
+    }
+
+    /// A worker that allocates far more than its plan makes every other number of the plan doubtful, but it does serve.
+    fn check_stats(&self, stats: &LoadStats, plan: &Plan) {
+        const TOLERANCE: u64 = 64 << 20;
+        let planned = plan.stages[self.stage].bytes.private();
+        if stats.host_bytes > planned + planned / 20 + TOLERANCE {
+            tracing::warn!(
+                stage = self.stage,
+                planned,
+                allocated = stats.host_bytes,
+                "a worker allocated more than its plan"
+            );
+        }
+    }
+
+    /// The next message that has arrived; the end of the channel is the end of the worker.
+    pub(super) fn next_message(&mut self) -> Result<Option<FromWorker>, WorkerError> {
+        match self.control.try_receive() {
+            Ok(Received::Message(message)) => Ok(Some(message)),
+            Ok(Received::TimedOut) => Ok(None),
+            Ok(Received::Closed) | Err(ChannelError::Closed | ChannelError::Torn { .. }) => Err(self.died()),
+            Err(error) => Err(self.protocol_error(error.to_string())),
+        }
+    }
+
+    pub(super) fn send(&mut self, message: &ToWorker) -> Result<(), WorkerError> {
+        match self.control.send(message) {
+            Ok(()) => Ok(()),
+            Err(ChannelError::Closed) => Err(self.died()),
+            Err(error) => Err(self.protocol_error(error.to_string())),
+        }
+    }
+}

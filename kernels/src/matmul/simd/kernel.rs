@@ -1,0 +1,358 @@
+//! The tile kernel over any [`Simd`]: the arithmetic of the [module description](crate::matmul), a vector of rows at
+//! a time. Everything is inlined into one function per format and instruction set, in which the format's row of the
+//! table is constant.
+
+#![expect(clippy::cast_possible_truncation, reason = "the only casts are of shifts, which are below 8")]
+
+use super::Simd;
+use crate::activations::{PANEL, X_BLOCK, X_BLOCK_WORDS};
+use crate::formats::{Coding, Float, Format, Quant, SubScales};
+use crate::pack::{BlockLayout, LINE_BYTES, TILE_ROWS};
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
+/// How far ahead weights are fetched into the cache.
+const PREFETCH_BYTES: usize = 2048;
+/// Bytes of a cache line.
+const CACHE_LINE: usize = 64;
+
+/// See [`TileKernel`](crate::matmul::TileKernel).
+#[inline(always)]
+pub(super) unsafe fn tile<S: Simd, const FORMAT: usize>(
+    tile: &[u8],
+    panel: &[i32],
+    out: &mut [[f32; TILE_ROWS]],
+) {
+    let width = out.len();
+    // SAFETY: the caller's promise. Each arm takes the tokens `first..first + C` of the `width` there are.
+    unsafe {
+        if S::FULL_PANEL && width == PANEL {
+            return tokens::<S, FORMAT, PANEL>(tile, panel, PANEL, 0, out);
+        }
+        for (i, out) in out.chunks_mut(4).enumerate() {
+            match out.len() {
+                1 => tokens::<S, FORMAT, 1>(tile, panel, width, 4 * i, out),
+                2 => tokens::<S, FORMAT, 2>(tile, panel, width, 4 * i, out),
+                3 => tokens::<S, FORMAT, 3>(tile, panel, width, 4 * i, out),
+                _ => tokens::<S, FORMAT, 4>(tile, panel, width, 4 * i, out),
+            }
+        }
+    }
+}
+
+/// The sums of `C` tokens for each half of the tile; sets whose vectors cover the tile use the first half alone.
+type Sums<S, const C: usize> = [[<S as Simd>::F; C]; 2];
+
+/// `C` tokens of a panel `width` tokens wide, from token `first` on.
+#[inline(always)]
+unsafe fn tokens<S: Simd, const FORMAT: usize, const C: usize>(
+    tile: &[u8],
+    panel: &[i32],
+    width: usize,
+    first: usize,
+    out: &mut [[f32; TILE_ROWS]],
+) {
+    let row = const { Format::ALL[FORMAT].row() };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let sums: Sums<S, C> = match &row.coding {
+            Coding::Float(float) => float_sums::<S, C>(*float, tile, panel, width, first),
+            Coding::Quant(quant) => {
+                let layout = BlockLayout::new(quant, row.block_len);
+                quant_sums::<S, C>(quant, layout, tile, panel, width, first)
+            }
+        };
+        for (half, sums) in sums[..TILE_ROWS / S::LANES].iter().enumerate() {
+            for (out, &sum) in out.iter_mut().zip(sums) {
+                S::store(out.as_mut_ptr().add(half * S::LANES), sum);
+            }
+        }
+    }
+}
+
+/// Fetches the `len` bytes that stand [`PREFETCH_BYTES`] behind `p`, which need not exist.
+#[inline(always)]
+fn prefetch(p: *const u8, len: usize) {
+    for line in 0..len.div_ceil(CACHE_LINE) {
+        // SAFETY: a hint that never faults; SSE is part of every x86-64 CPU.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH_BYTES + line * CACHE_LINE).cast()) };
+    }
+}
+
+/// Sums of a floating-point tile.
+#[inline(always)]
+unsafe fn float_sums<S: Simd, const C: usize>(
+    float: Float,
+    tile: &[u8],
+    panel: &[i32],
+    width: usize,
+    first: usize,
+) -> Sums<S, C> {
+    let column_bytes = TILE_ROWS * float.bytes();
+    // SAFETY: the slices hold the columns they are cut in; the caller has the instructions.
+    unsafe {
+        let mut sums = [[S::zero_f32(); C]; 2];
+        for (tile, panel) in tile.chunks(X_BLOCK * column_bytes).zip(panel.chunks(X_BLOCK * width)) {
+            prefetch(tile.as_ptr(), tile.len());
+            for (half, sums) in sums[..TILE_ROWS / S::LANES].iter_mut().enumerate() {
+                let offset = half * S::LANES * float.bytes();
+                let mut t = [S::zero_f32(); C];
+                for (column, x) in tile.chunks_exact(column_bytes).zip(panel.chunks_exact(width)) {
+                    let p = column.as_ptr().add(offset);
+                    let w = match float {
+                        Float::F32 => S::load_f32(p),
+                        Float::F16 => S::load_f16(p),
+                        Float::BF16 => S::load_bf16(p),
+                    };
+                    for (c, t) in t.iter_mut().enumerate() {
+                        *t = S::fma(w, S::splat_f32(x.as_ptr().add(first + c)), *t);
+                    }
+                }
+                for (sum, t) in sums.iter_mut().zip(t) {
+                    *sum = S::add(*sum, t);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Sums of a quantised tile.
+#[inline(always)]
+unsafe fn quant_sums<S: Simd, const C: usize>(
+    quant: &'static Quant,
+    layout: BlockLayout,
+    tile: &[u8],
+    panel: &[i32],
+    width: usize,
+    first: usize,
+) -> Sums<S, C> {
+    let steps = layout.len / X_BLOCK;
+    let block_words = X_BLOCK_WORDS * width;
+    // SAFETY: the slices hold the blocks they are cut in, and `first + C <= width`; the caller has the instructions.
+    unsafe {
+        let mut sums = [[S::zero_f32(); C]; 2];
+        for (block, x) in tile.chunks_exact(layout.bytes).zip(panel.chunks_exact(steps * block_words)) {
+            for (half, sums) in sums[..TILE_ROWS / S::LANES].iter_mut().enumerate() {
+                let weights = Weights::<S>::new(quant, layout, block.as_ptr(), half * S::LANES);
+                for step in 0..steps {
+                    if half == 0 {
+                        prefetch(block.as_ptr().add(step * layout.bytes / steps), layout.bytes / steps);
+                    }
+                    let x = Inputs { words: x.as_ptr().add(step * block_words + first), width };
+                    weights.accumulate(step, x, sums);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// A block of inputs, from the first token of interest on.
+#[derive(Clone, Copy)]
+struct Inputs {
+    words: *const i32,
+    width: usize,
+}
+
+impl Inputs {
+    /// Row of the block that holds the scales.
+    const SCALE: usize = 8;
+    /// Row that holds minus the sums of 32 codes; those of 16 codes follow.
+    const SUMS: usize = 9;
+
+    /// Word of row `row` and token `token`.
+    #[inline(always)]
+    fn at(self, row: usize, token: usize) -> *const i32 {
+        self.words.wrapping_add(row * self.width + token)
+    }
+}
+
+/// Some rows of a packed block.
+struct Weights<S: Simd> {
+    quant: &'static Quant,
+    layout: BlockLayout,
+    /// The block.
+    block: *const u8,
+    /// First of the rows.
+    lane: usize,
+    /// Factors of scales and mins.
+    d: S::F,
+    dmin: S::F,
+}
+
+impl<S: Simd> Weights<S> {
+    #[inline(always)]
+    unsafe fn new(quant: &'static Quant, layout: BlockLayout, block: *const u8, lane: usize) -> Self {
+        // SAFETY: `block` is a packed block of this layout; the caller has the instructions.
+        unsafe {
+            let d = S::load_f16(block.add(layout.d + 2 * lane));
+            let dmin = if quant.min { S::load_f16(block.add(layout.dmin + 2 * lane)) } else { d };
+            Self { quant, layout, block, lane, d, dmin }
+        }
+    }
+
+    /// Adds the products of columns `32 · step..` with `C` tokens to their sums.
+    #[inline(always)]
+    unsafe fn accumulate<const C: usize>(&self, step: usize, x: Inputs, sums: &mut [S::F; C]) {
+        // SAFETY: the caller's promise: the block has the step, the inputs have `C` tokens.
+        unsafe {
+            let t = if self.quant.sub == X_BLOCK {
+                self.one_run::<C>(step, x)
+            } else {
+                self.two_runs::<C>(step, x)
+            };
+            for (c, (sum, t)) in sums.iter_mut().zip(t).enumerate() {
+                *sum = S::fma(S::splat_f32(x.at(Inputs::SCALE, c)), t, *sum);
+            }
+        }
+    }
+
+    /// `t` of the module description, for formats with one scale per 32 columns.
+    #[inline(always)]
+    unsafe fn one_run<const C: usize>(&self, step: usize, x: Inputs) -> [S::F; C] {
+        // SAFETY: as `accumulate`.
+        unsafe {
+            let (scale, min) = self.scale_and_min(step);
+            let mut dots = self.start::<C>(x, Inputs::SUMS);
+            for part in 0..2 {
+                self.dot(step, part, x, &mut dots);
+            }
+            std::array::from_fn(|c| {
+                let dot = S::to_f32(dots[c]);
+                if self.quant.min {
+                    let sum = S::to_f32(S::splat_shifted(x.at(Inputs::SUMS, c), 0));
+                    S::fma(scale, dot, S::mul(min, sum))
+                } else {
+                    S::mul(scale, dot)
+                }
+            })
+        }
+    }
+
+    /// `t` of the module description, for formats with two scales per 32 columns.
+    #[inline(always)]
+    unsafe fn two_runs<const C: usize>(&self, step: usize, x: Inputs) -> [S::F; C] {
+        // SAFETY: as `accumulate`.
+        unsafe {
+            let runs = [self.scale_and_min(2 * step), self.scale_and_min(2 * step + 1)];
+            let mut t = [S::zero_f32(); C];
+            if self.quant.min {
+                for (c, t) in t.iter_mut().enumerate() {
+                    let sum = |run| S::to_f32(S::splat_shifted(x.at(Inputs::SUMS + 1 + run, c), 0));
+                    *t = S::fma(runs[1].1, sum(1), S::mul(runs[0].1, sum(0)));
+                }
+            }
+            for (part, (scale, _)) in runs.into_iter().enumerate() {
+                let mut dots = self.start::<C>(x, Inputs::SUMS + 1 + part);
+                self.dot(step, part, x, &mut dots);
+                for (t, dot) in t.iter_mut().zip(dots) {
+                    let dot = S::to_f32(dot);
+                    *t = if part == 0 && !self.quant.min {
+                        S::mul(scale, dot)
+                    } else {
+                        S::fma(scale, dot, *t)
+                    };
+                }
+            }
+            t
+        }
+    }
+
+    /// Whether codes are used as signed numbers, without a bias.
+    #[inline(always)]
+    fn signed(&self) -> bool {
+        S::SIGNED_BYTES && self.code_bits() == 8
+    }
+
+    /// Bits of the values that are multiplied.
+    #[inline(always)]
+    fn code_bits(&self) -> usize {
+        if self.quant.codebook.is_some() { 8 } else { self.quant.low_bits + self.quant.high_bits }
+    }
+
+    /// Sums that dot products start from: minus the bias times the sum of the inputs in row `sums`.
+    #[inline(always)]
+    unsafe fn start<const C: usize>(&self, x: Inputs, sums: usize) -> [S::I; C] {
+        // SAFETY: as `accumulate`.
+        unsafe {
+            match self.quant.bias_shift {
+                Some(shift) if !self.signed() => {
+                    std::array::from_fn(|c| S::splat_shifted(x.at(sums, c), shift))
+                }
+                _ => [S::zero(); C],
+            }
+        }
+    }
+
+    /// Adds the products of the 16 columns `32 · step + 16 · part..`.
+    #[inline(always)]
+    unsafe fn dot<const C: usize>(&self, step: usize, part: usize, x: Inputs, dots: &mut [S::I; C]) {
+        // SAFETY: as `accumulate`.
+        unsafe {
+            let codes = self.codes(step, part);
+            for (c, dot) in dots.iter_mut().enumerate() {
+                let x = std::array::from_fn(|j| x.at(4 * part + j, c));
+                *dot = S::dot4(*dot, codes, x, self.code_bits());
+            }
+        }
+    }
+
+    /// Scale and min of run `run`.
+    #[inline(always)]
+    unsafe fn scale_and_min(&self, run: usize) -> (S::F, S::F) {
+        // SAFETY: as `accumulate`.
+        unsafe {
+            let at = |base: usize| self.block.add(base + run * TILE_ROWS + self.lane);
+            let (scale, min) = match self.quant.sub_scales {
+                SubScales::None => return (self.d, self.dmin),
+                SubScales::Bytes => {
+                    let scale = S::load_bytes(at(self.layout.scales));
+                    (scale, if self.quant.min { S::load_bytes(at(self.layout.mins)) } else { scale })
+                }
+                SubScales::Nibbles => {
+                    let both = S::load_bytes(at(self.layout.scales));
+                    (S::nibble(both, 0), S::nibble(both, 4))
+                }
+            };
+            (S::mul(self.d, S::to_f32(scale)), S::mul(self.dmin, S::to_f32(min)))
+        }
+    }
+
+    /// Lines of the 16 columns `32 · step + 16 · part..`, as what is multiplied.
+    #[inline(always)]
+    unsafe fn codes(&self, step: usize, part: usize) -> [S::I; 4] {
+        let quant = self.quant;
+        let line = 8 * step + 4 * part;
+        // SAFETY: as `accumulate`.
+        unsafe {
+            let mut codes = self.field(0, quant.low_bits, 0, line);
+            if quant.high_bits > 0 {
+                let high = self.field(self.layout.high, quant.high_bits, quant.low_bits, line);
+                codes = std::array::from_fn(|j| S::or(codes[j], high[j]));
+            }
+            if let Some(values) = quant.codebook {
+                codes = codes.map(|code| S::lookup(values, code));
+            }
+            if self.signed() { codes.map(|code| S::xor_bytes(code, 0x80)) } else { codes }
+        }
+    }
+
+    /// The field of `bits` bits at byte `base` of the block for four lines from `line` on, moved up to bit `to`.
+    #[inline(always)]
+    unsafe fn field(&self, base: usize, bits: usize, to: usize, line: usize) -> [S::I; 4] {
+        // SAFETY: as `accumulate`.
+        unsafe {
+            let base = self.block.add(base + 4 * self.lane);
+            let mask = u8::MAX >> (8 - bits) << to;
+            let per_line = 8 / bits;
+            std::array::from_fn(|j| {
+                let v = S::load(base.add((line + j) / per_line * LINE_BYTES));
+                if bits == 8 {
+                    return v;
+                }
+                let shift = ((line + j) % per_line * bits) as i32 - to as i32;
+                S::field(v, shift, mask)
+            })
+        }
+    }
+}

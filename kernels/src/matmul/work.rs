@@ -1,0 +1,84 @@
+//! Divides a group of products among the threads of the pool.
+
+use super::{MatmulJob, Output, TileTable};
+use crate::activations::{Activations, PANEL};
+use crate::pack::TILE_ROWS;
+use crate::pool::{ChunkQueue, ThreadPool};
+use std::ops::Range;
+
+/// Bytes of inputs that a block of tokens may take, so that they stay in a core's second-level cache.
+const INPUT_BYTES: usize = 384 << 10;
+/// Pieces each thread should get, so that a slow one can be helped out.
+const PIECES_PER_THREAD: usize = 16;
+
+/// Computes all jobs, whose shapes have been checked.
+pub(super) fn run(kernels: &TileTable, pool: &ThreadPool, inputs: &Activations, jobs: &mut [MatmulJob<'_>]) {
+    let tiles: usize = jobs.iter().map(|job| job.weight.tiles()).sum();
+    let token_bytes = jobs.iter().map(|job| inputs.token_bytes(job.weight.format().input_form())).max();
+    let panel_bytes = PANEL * token_bytes.unwrap_or(0);
+    if tiles == 0 || inputs.panels() == 0 {
+        return;
+    }
+    let block = INPUT_BYTES.checked_div(panel_bytes).unwrap_or(1).max(1);
+    // Items count the tiles block after block of tokens, so that all threads use the same inputs at a time.
+    let items = tiles * inputs.panels().div_ceil(block);
+    let queue = ChunkQueue::new(items, items / (pool.threads() * PIECES_PER_THREAD));
+    let jobs = &*jobs;
+    pool.run(&|_thread| {
+        while let Some(chunk) = queue.take() {
+            for item in chunk {
+                let first = item / tiles * block;
+                let (job, tile) = locate(jobs, item % tiles);
+                multiply(kernels, inputs, job, tile, first..(first + block).min(inputs.panels()));
+            }
+        }
+    });
+}
+
+/// The job and the tile in it that tile `tile` of the group is.
+fn locate<'a, 'b>(jobs: &'a [MatmulJob<'b>], mut tile: usize) -> (&'a MatmulJob<'b>, usize) {
+    let mut job = &jobs[0];
+    for next in jobs {
+        job = next;
+        match tile.checked_sub(job.weight.tiles()) {
+            Some(rest) => tile = rest,
+            None => break,
+        }
+    }
+    (job, tile)
+}
+
+/// Multiplies one tile with a run of panels and writes the outputs.
+fn multiply(
+    kernels: &TileTable,
+    inputs: &Activations,
+    job: &MatmulJob<'_>,
+    tile: usize,
+    panels: Range<usize>,
+) {
+    let format = job.weight.format();
+    let bytes = job.weight.tile(tile);
+    let first_row = tile * TILE_ROWS;
+    let rows = TILE_ROWS.min(job.weight.rows() - first_row);
+    let bias = job.bias.map(|bias| &bias[first_row..first_row + rows]);
+    for panel in panels {
+        let width = inputs.width(panel);
+        let mut product = [[0.0; TILE_ROWS]; PANEL];
+        let kernel = kernels[format as usize];
+        // SAFETY: `Kernels` exist only for sets the CPU has; `check` saw that the tile has the inputs' columns and that
+        // they are there in the format's form.
+        unsafe { kernel(bytes, inputs.panel(panel, format.input_form()), &mut product[..width]) };
+        for (token, product) in product[..width].iter_mut().enumerate() {
+            if let Some(bias) = bias {
+                product.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+            }
+            let start = (panel * PANEL + token) * job.weight.rows() + first_row;
+            // SAFETY: this thread alone has this tile of this job and these tokens.
+            let out = unsafe { job.out.part(start, rows) };
+            match job.output {
+                Output::Store => out.copy_from_slice(&product[..rows]),
+                Output::Add => out.iter_mut().zip(&*product).for_each(|(o, y)| *o += y),
+            }
+        }
+    }
+}

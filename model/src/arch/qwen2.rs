@@ -1,0 +1,19 @@
+//! `qwen2`: Qwen2 and Qwen2.5, with a bias on the query, key and value projections.
+
+use super::build::{AttentionStyle, Bias, ProgramBuilder};
+use crate::error::ModelError;
+use crate::program::RopePairing;
+
+const ATTENTION: AttentionStyle =
+    AttentionStyle { qkv_bias: Bias::Required, output_bias: Bias::No, head_norm: false, gated: false };
+
+pub(super) fn build(program: &mut ProgramBuilder<'_>) -> Result<(), ModelError> {
+    let rope = program.rope(RopePairing::Halves);
+    for _ in 0..program.config.layers {
+        let mut layer = program.layer();
+        layer.attention(ATTENTION, rope);
+        layer.mlp("ffn_norm");
+        program.push(layer);
+    }
+    Ok(())
+}

@@ -1,0 +1,40 @@
+//! JSON as the template engine's values.
+
+use minijinja::value::Value;
+use serde_json::Value as Json;
+
+use super::error::TemplateError;
+
+/// Most levels of nesting accepted. The engine compares, prints and drops values recursively.
+const MAX_DEPTH: usize = 128;
+
+/// Converts a JSON value; objects keep the order of their keys.
+pub(super) fn convert(json: &Json) -> Result<Value, TemplateError> {
+    convert_at(json, 0)
+}
+
+fn convert_at(json: &Json, depth: usize) -> Result<Value, TemplateError> {
+    if depth > MAX_DEPTH {
+        return Err(TemplateError::TooDeep { limit: MAX_DEPTH });
+    }
+    Ok(match json {
+        Json::Null => Value::from(()),
+        Json::Bool(truth) => Value::from(*truth),
+        Json::Number(number) => match (number.as_u64(), number.as_i64(), number.as_f64()) {
+            (Some(number), _, _) => Value::from(number),
+            (None, Some(number), _) => Value::from(number),
+            (None, None, number) => Value::from(number),
+        },
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(items) => {
+            let items = items.iter().map(|item| convert_at(item, depth + 1));
+            Value::from(items.collect::<Result<Vec<Value>, _>>()?)
+        }
+        Json::Object(entries) => {
+            let entries = entries
+                .iter()
+                .map(|(key, value)| Ok((Value::from(key.as_str()), convert_at(value, depth + 1)?)));
+            Value::from_pairs(entries.collect::<Result<Vec<_>, TemplateError>>()?)
+        }
+    })
+}

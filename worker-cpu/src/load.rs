@@ -1,0 +1,157 @@
+//! Loading: from the model file to packed matrices, one weight at a time.
+//!
+//! While the pool packs a weight, the kernel is already reading the next one; the file's pages of a packed weight are
+//! given back at once. So a load runs at the speed of the disk and the process never holds much more than the packed
+//! weights.
+
+use spillway_kernels::formats::{Format, FormatError};
+use spillway_kernels::pack::{PackError, PackedMatrix};
+use spillway_kernels::pool::ThreadPool;
+use spillway_model::gguf::Advice;
+use spillway_model::program::WeightRef;
+use spillway_model::{ModelError, ModelFile, Weight};
+use std::ops::ControlFlow;
+
+/// Why a weight could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The model file.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A weight's format has no kernels.
+    #[error("weight `{name}`: no CPU kernels for format {format}; convert the file to one of {known}")]
+    NoKernels {
+        /// Tensor name.
+        name: String,
+        /// Format of the tensor.
+        format: String,
+        /// Formats there are kernels for.
+        known: String,
+    },
+    /// A weight's shape does not suit its format.
+    #[error("weight `{name}`: {source}")]
+    Format {
+        /// Tensor name.
+        name: String,
+        /// What the kernels said.
+        source: FormatError,
+    },
+    /// A weight could not be packed.
+    #[error("weight `{name}`: {source}")]
+    Pack {
+        /// Tensor name.
+        name: String,
+        /// What the kernels said.
+        source: PackError,
+    },
+    /// The load was given up on request.
+    #[error("the load was cancelled")]
+    Cancelled,
+}
+
+impl LoadError {
+    /// Stable name of the error.
+    pub fn code(&self) -> &'static str {
+        match self {
+            LoadError::Model(error) => error.code(),
+            LoadError::NoKernels { .. } => "format_without_kernels",
+            LoadError::Format { source, .. } => source.code(),
+            LoadError::Pack { source, .. } => source.code(),
+            LoadError::Cancelled => "load_cancelled",
+        }
+    }
+}
+
+/// Told after every weight: bytes stored so far, bytes in all. `Break` gives the load up.
+pub type Progress<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
+
+/// Stores the weights of a band, in the order in which they are asked for.
+pub(crate) struct Loader<'a> {
+    model: &'a ModelFile,
+    pool: &'a ThreadPool,
+    progress: &'a mut Progress<'a>,
+    /// Weights in the order of use, to read ahead.
+    order: Vec<&'a WeightRef>,
+    next: usize,
+    done: u64,
+    total: u64,
+}
+
+impl<'a> Loader<'a> {
+    /// A loader for exactly the weights in `order`.
+    pub(crate) fn new(
+        model: &'a ModelFile, pool: &'a ThreadPool, order: Vec<&'a WeightRef>, progress: &'a mut Progress<'a>,
+    ) -> Result<Self, LoadError> {
+        let mut total = 0;
+        for weight in &order {
+            total += stored_bytes(model, weight)?;
+        }
+        Ok(Self { model, pool, progress, order, next: 0, done: 0, total })
+    }
+
+    /// Bytes stored so far.
+    pub(crate) fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// A matrix, packed for the kernels.
+    pub(crate) fn matrix(&mut self, weight: &WeightRef) -> Result<PackedMatrix, LoadError> {
+        let source = self.begin(weight)?;
+        let named = |source| LoadError::Pack { name: weight.name.clone(), source };
+        let mut packed = PackedMatrix::new(format_of(weight, &source)?, weight.rows, weight.cols).map_err(named)?;
+        packed.pack(self.pool, source.bytes).map_err(|error| named(error.into()))?;
+        self.end(&source, packed.bytes() as u64)?;
+        Ok(packed)
+    }
+
+    /// A vector or a small table, decoded to f32, row by row.
+    pub(crate) fn values(&mut self, weight: &WeightRef) -> Result<Vec<f32>, LoadError> {
+        let source = self.begin(weight)?;
+        let mut values = vec![0.0; weight.rows * weight.cols];
+        format_of(weight, &source)?
+            .decode(source.bytes, &mut values)
+            .map_err(|source| LoadError::Format { name: weight.name.clone(), source })?;
+        self.end(&source, size_of_val(values.as_slice()) as u64)?;
+        Ok(values)
+    }
+
+    /// Finds the weight and starts reading the one after it.
+    fn begin(&mut self, weight: &WeightRef) -> Result<Weight<'a>, LoadError> {
+        let source = self.model.weight(weight)?;
+        self.next += 1;
+        if let Some(after) = self.order.get(self.next) {
+            self.model.gguf().advise(self.model.weight(after)?.info, Advice::WillNeed);
+        }
+        Ok(source)
+    }
+
+    /// Gives the file's pages back and reports.
+    fn end(&mut self, source: &Weight<'_>, bytes: u64) -> Result<(), LoadError> {
+        self.model.gguf().advise(source.info, Advice::DontNeed);
+        self.done += bytes;
+        match (self.progress)(self.done, self.total) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(LoadError::Cancelled),
+        }
+    }
+}
+
+/// The kernels' format of a weight, found by name.
+pub(crate) fn format_of(weight: &WeightRef, source: &Weight<'_>) -> Result<Format, LoadError> {
+    let format = source.info.ggml_type.to_string();
+    Format::from_name(&format).ok_or_else(|| LoadError::NoKernels {
+        name: weight.name.clone(),
+        format,
+        known: Format::ALL.map(Format::name).join(" "),
+    })
+}
+
+/// Bytes that a weight takes once stored: packed if it is a matrix, f32 if it is one row.
+pub fn stored_bytes(model: &ModelFile, weight: &WeightRef) -> Result<u64, LoadError> {
+    let format = format_of(weight, &model.weight(weight)?)?;
+    if weight.rows == 1 {
+        return Ok((weight.cols * size_of::<f32>()) as u64);
+    }
+    let packed = PackedMatrix::packed_bytes(format, weight.rows, weight.cols);
+    packed.map(|bytes| bytes as u64).map_err(|source| LoadError::Format { name: weight.name.clone(), source })
+}
