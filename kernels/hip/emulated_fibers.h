@@ -142,7 +142,11 @@ struct Block {
   Block(const Block&) = delete;
 
 #if defined(SPILLWAY_ASAN)
-  ~Block() { ASAN_UNPOISON_MEMORY_REGION(shared.data(), shared.size()); }
+  // Fibers end without unwinding their last frame, so its marks are still on their stacks.
+  ~Block() {
+    ASAN_UNPOISON_MEMORY_REGION(shared.data(), shared.size());
+    ASAN_UNPOISON_MEMORY_REGION(launch.stacks, lanes.size() * STACK_BYTES);
+  }
 #endif
 
   void shuffle_order(std::uint64_t seed) {

@@ -3,6 +3,7 @@
 pub mod activations;
 mod disjoint;
 pub mod formats;
+pub mod hip;
 pub mod isa;
 mod lanes;
 pub mod matmul;

@@ -1,0 +1,124 @@
+//! Memory of the emulated devices and of the host that the driver knows about.
+
+use super::super::status::{self, Status};
+use std::alloc::Layout;
+use std::collections::BTreeMap;
+
+/// Addresses of device memory are aligned as real drivers align them.
+const ALIGN: usize = 256;
+
+/// What a range of addresses is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// Memory of a device.
+    Device(u32),
+    /// Pinned memory that the driver allocated.
+    Pinned,
+    /// Memory that was registered.
+    Registered,
+}
+
+#[derive(Debug)]
+struct Range {
+    len: usize,
+    owner: Owner,
+}
+
+/// All known ranges by first address.
+#[derive(Debug, Default)]
+pub(super) struct Heap {
+    ranges: BTreeMap<usize, Range>,
+}
+
+impl Heap {
+    /// Allocates; fresh memory is all ones, so that reading it yields NaN.
+    pub fn allocate(&mut self, len: usize, owner: Owner) -> Result<*mut u8, Status> {
+        let layout = layout(len).ok_or(status::OUT_OF_MEMORY)?;
+        // SAFETY: the size is not zero.
+        let address = unsafe { std::alloc::alloc(layout) };
+        if address.is_null() {
+            return Err(status::OUT_OF_MEMORY);
+        }
+        // SAFETY: the allocation has `len` bytes.
+        unsafe { address.write_bytes(0xff, len) };
+        self.ranges.insert(address.expose_provenance(), Range { len, owner });
+        Ok(address)
+    }
+
+    /// Gives back what `allocate` made.
+    pub fn free(&mut self, address: usize, allowed: impl Fn(Owner) -> bool) -> Result<(), Status> {
+        match self.ranges.get(&address) {
+            Some(range) if allowed(range.owner) && range.owner != Owner::Registered => {
+                if let Some(layout) = layout(range.len) {
+                    // SAFETY: made by `allocate` with this layout, and struck off below.
+                    unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(address), layout) };
+                }
+                self.ranges.remove(&address);
+                Ok(())
+            }
+            _ => Err(status::INVALID_VALUE),
+        }
+    }
+
+    /// Notes host memory.
+    pub fn register(&mut self, address: usize, len: usize) -> Result<(), Status> {
+        let end = address.checked_add(len).ok_or(status::INVALID_VALUE)?;
+        if len == 0 {
+            return Err(status::INVALID_VALUE);
+        }
+        let before = self.ranges.range(..end).next_back();
+        if before.is_some_and(|(start, range)| start + range.len > address) {
+            return Err(status::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        self.ranges.insert(address, Range { len, owner: Owner::Registered });
+        Ok(())
+    }
+
+    /// Forgets host memory.
+    pub fn unregister(&mut self, address: usize) -> Result<(), Status> {
+        match self.ranges.get(&address) {
+            Some(Range { owner: Owner::Registered, .. }) => {
+                self.ranges.remove(&address);
+                Ok(())
+            }
+            _ => Err(status::HOST_MEMORY_NOT_REGISTERED),
+        }
+    }
+
+    /// Whom all of a range belongs to: `None` when it touches no known range.
+    ///
+    /// # Errors
+    /// It runs over the edge of a known range.
+    pub fn owner(&self, address: usize, len: usize) -> Result<Option<Owner>, Status> {
+        let end = address.checked_add(len).ok_or(status::INVALID_VALUE)?;
+        match self.ranges.range(..end.max(address + 1)).next_back() {
+            Some((start, range)) if address >= *start && end <= start + range.len => Ok(Some(range.owner)),
+            Some((start, range)) if start + range.len > address => Err(status::INVALID_VALUE),
+            _ => Ok(None),
+        }
+    }
+
+    /// Bytes of one device in use.
+    pub fn device_bytes(&self, ordinal: u32) -> u64 {
+        let of_device = self.ranges.values().filter(|range| range.owner == Owner::Device(ordinal));
+        of_device.map(|range| range.len as u64).sum()
+    }
+
+    /// Number of known ranges.
+    pub fn len(&self) -> usize {
+        self.ranges.len()
+    }
+}
+
+fn layout(len: usize) -> Option<Layout> {
+    Layout::from_size_align(len.max(1), ALIGN).ok()
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        for address in self.ranges.keys().copied().collect::<Vec<_>>() {
+            // Registered memory is its owner's; the rest was leaked by the driver's user.
+            let _ = self.free(address, |_| true);
+        }
+    }
+}
