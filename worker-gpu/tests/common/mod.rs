@@ -57,7 +57,7 @@ pub fn compiler() -> &'static KernelCompiler {
 pub fn nvrtc_child_command() -> ChildCommand {
     ChildCommand {
         program: std::env::current_exe().unwrap(),
-        arguments: ["nvrtc_child", "--exact", "--nocapture", "--"].map(OsString::from).to_vec(),
+        arguments: ["nvrtc_child", "--exact", "--include-ignored", "--nocapture", "--"].map(OsString::from).to_vec(),
     }
 }
 

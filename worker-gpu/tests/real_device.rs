@@ -1,0 +1,215 @@
+//! The same kernel cases, and what only hardware can show, on a real GPU. All tests are ignored: they need a device.
+//!
+//! On a machine with a GPU and a compiler:
+//!     cargo test -p spillway-worker-gpu --test real_device -- --ignored --test-threads=1
+//! On a machine without a compiler, fill a kernel cache elsewhere and take it along with this test's executable:
+//!     SPILLWAY_KERNEL_CACHE=<folder> SPILLWAY_TEST_ARCH=sm_90 \
+//!         cargo test -p spillway-worker-gpu --test real_device -- --ignored fill_the_cache
+//!     SPILLWAY_KERNEL_CACHE=<folder> <executable> --ignored --test-threads=1 --nocapture --skip fill_the_cache
+//! `SPILLWAY_TEST_PROVIDER` names the provider; the default is the first that has a device. `SPILLWAY_NVRTC` names a
+//! library of NVIDIA's compiler to compile with instead.
+
+mod common;
+
+use common::{Bench, PRELUDE_CHECK, cases, nvrtc_child_command};
+use spillway_kernels::hip::SOURCES;
+use spillway_worker_gpu::compile::{KernelCompiler, Settings};
+use spillway_worker_gpu::hip::{
+    Device, Driver, Event, IpcHandle, Launch, Module, PeerBuffer, Provider, Stream, search,
+};
+use std::process::Command;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+fn compiler() -> KernelCompiler {
+    KernelCompiler::new(Settings { nvrtc_child: Some(nvrtc_child_command()), ..Settings::from_env() })
+}
+
+fn provider() -> String {
+    std::env::var("SPILLWAY_TEST_PROVIDER").unwrap_or_else(|_| {
+        let found = search();
+        let driver = found.drivers.first().unwrap_or_else(|| panic!("no device: {:?}", found.absent));
+        driver.provider().to_string()
+    })
+}
+
+fn open() -> (Rc<Driver>, Device) {
+    let driver = Driver::open(&provider().parse::<Provider>().unwrap()).unwrap();
+    let device = Device::open(&driver, 0).unwrap();
+    (driver, device)
+}
+
+#[test]
+#[ignore = "writes the cache that SPILLWAY_KERNEL_CACHE names"]
+fn fill_the_cache() {
+    let arch = std::env::var("SPILLWAY_TEST_ARCH").unwrap().parse().unwrap();
+    let sources: Vec<_> = SOURCES.iter().copied().chain([PRELUDE_CHECK]).collect();
+    for (source, result) in sources.iter().zip(compiler().compile_all(&sources, &arch)) {
+        println!("{} for {arch}: {} bytes", source.name, result.unwrap().image.len());
+    }
+}
+
+/// Not a test by itself: the process that NVRTC runs in.
+#[test]
+#[ignore = "started by other tests"]
+fn nvrtc_child() {
+    common::nvrtc_child();
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_device_describes_itself() {
+    let (driver, device) = open();
+    println!("{} version {}: {:?}", driver.provider(), driver.version(), device.info());
+    println!("memory {:?}", device.memory().unwrap());
+    let info = device.info();
+    assert!(!info.name.is_empty() && info.compute_units > 0 && info.total_bytes > 1 << 30);
+    assert!(matches!(info.wave, 32 | 64) && info.shared_bytes >= 48 << 10 && info.uuid.is_some());
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn kernels_match_their_references() {
+    let compiler = compiler();
+    let bench = Bench::open(&provider(), &compiler).unwrap();
+    println!("compiler: {:?}", compiler.describe(&bench.arch));
+    for (name, case) in cases::ALL {
+        println!("{name}");
+        case(&bench);
+    }
+    for source in SOURCES {
+        for entry in source.entries {
+            let resources = bench.function(source, entry).resources().unwrap();
+            println!("{entry}: {resources:?}");
+            assert_eq!(resources.local_bytes, 0, "{entry} spills");
+        }
+    }
+}
+
+/// Memory of another origin, page-locked: copies through it arrive, at the speed of the link.
+#[test]
+#[ignore = "needs a GPU"]
+fn copies_through_pinned_and_registered_memory_arrive() {
+    const BYTES: usize = 64 << 20;
+    let (_driver, device) = open();
+    let stream = Stream::new(&device).unwrap();
+    let buffer = device.allocate("device", BYTES).unwrap();
+    let mut shared = memmap2::MmapOptions::new().len(BYTES).map_anon().unwrap();
+    // SAFETY: the mapping is dropped after the registration.
+    let registered =
+        unsafe { device.register_pinned("mapping", NonNull::new(shared.as_mut_ptr()).unwrap(), BYTES) }.unwrap();
+    let allocated = device.allocate_pinned("pinned", BYTES).unwrap();
+    let pattern: Vec<u8> = (0..BYTES).map(|i| (i * 31 >> 8) as u8).collect();
+    for (name, pinned) in [("registered", &registered), ("allocated", &allocated)] {
+        pinned.write(0, &pattern).unwrap();
+        let [start, uploaded, downloaded] = std::array::from_fn(|_| Event::timed(&device).unwrap());
+        stream.record(&start).unwrap();
+        stream.upload(buffer.slice(), pinned, 0).unwrap();
+        stream.record(&uploaded).unwrap();
+        stream.synchronize().unwrap();
+        pinned.write(0, &vec![0; BYTES]).unwrap();
+        stream.download(pinned, 0, buffer.slice()).unwrap();
+        stream.record(&downloaded).unwrap();
+        downloaded.synchronize().unwrap();
+        let mut got = vec![0; BYTES];
+        pinned.read(0, &mut got).unwrap();
+        assert!(got == pattern, "{name}");
+        println!(
+            "{name}: upload {:.1} GB/s",
+            BYTES as f32 / uploaded.milliseconds_since(&start).unwrap() / 1e6
+        );
+    }
+}
+
+/// A refusal, after which the device still works.
+#[test]
+#[ignore = "needs a GPU"]
+fn too_much_memory_is_refused() {
+    let (_driver, device) = open();
+    let total = device.memory().unwrap().total;
+    assert_eq!(device.allocate("everything and more", total + 1).unwrap_err().code(), "gpu_out_of_memory");
+    device.allocate("a little", 1 << 20).unwrap();
+    assert_eq!(device.ledger().device_bytes(), 0);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_bad_image_is_refused() {
+    let (_driver, device) = open();
+    let error = Module::load(&device, "nonsense", b".version 8.0\n.target sm_50\nnonsense").unwrap_err();
+    println!("{error}");
+    assert_eq!(error.code(), "gpu_call_failed");
+    device.synchronize().unwrap();
+}
+
+/// Many small kernels, queued one by one and as a graph: what a decode step is made of.
+#[test]
+#[ignore = "needs a GPU"]
+fn a_graph_replays_faster_than_launches() {
+    const LAUNCHES: usize = 1000;
+    let compiler = compiler();
+    let bench = Bench::open(&provider(), &compiler).unwrap();
+    let kernel = bench.kernel("residual_add");
+    let buffer = bench.upload(&[1.0f32; 256]);
+    let queue = || (0..LAUNCHES).for_each(|_| bench.launch(&kernel, Launch::linear(1, 256), args![&buffer, &buffer, 0u32]));
+    let graph = bench
+        .stream
+        .capture(|| {
+            queue();
+            Ok(())
+        })
+        .unwrap();
+    let time = |run: &dyn Fn()| {
+        run();
+        bench.stream.synchronize().unwrap();
+        let start = std::time::Instant::now();
+        run();
+        bench.stream.synchronize().unwrap();
+        start.elapsed().as_secs_f64() * 1e6 / LAUNCHES as f64
+    };
+    let launched = time(&queue);
+    // SAFETY: the buffer is alive.
+    let replayed = time(&|| unsafe { graph.launch(&bench.stream) }.unwrap());
+    println!("a kernel: {launched:.2} us launched, {replayed:.2} us in a graph");
+    assert!(replayed < launched);
+}
+
+/// Environment variable with which [`ipc_child`] gets a handle: hexadecimal bytes, then the length.
+const HANDLE: &str = "SPILLWAY_TEST_IPC_HANDLE";
+
+/// Not a test by itself: opens memory that its parent shares, checks and answers in it.
+#[test]
+#[ignore = "started by another test"]
+fn ipc_child() {
+    let Ok(text) = std::env::var(HANDLE) else { return };
+    let (hex, len) = text.split_once(' ').unwrap();
+    let bytes: [u8; 64] = std::array::from_fn(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap());
+    let (_driver, device) = open();
+    let shared = PeerBuffer::open(&device, IpcHandle::from_parts(bytes, len.parse().unwrap())).unwrap();
+    let mut got = vec![0; shared.slice().len()];
+    device.read(&mut got, shared.slice()).unwrap();
+    assert!(got.iter().enumerate().all(|(i, byte)| *byte == i as u8));
+    device.write(shared.slice(), &vec![0xa5; got.len()]).unwrap();
+}
+
+/// Another process reads and writes memory of this one through a handle.
+#[test]
+#[ignore = "needs a GPU"]
+fn memory_is_shared_between_processes() {
+    let (driver, device) = open();
+    let buffer = device.allocate("shared", 1 << 20).unwrap();
+    let pattern: Vec<u8> = (0..1 << 20).map(|i| i as u8).collect();
+    device.write(buffer.slice(), &pattern).unwrap();
+    let (bytes, len) = buffer.share().unwrap().to_parts();
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["ipc_child", "--exact", "--ignored", "--nocapture"])
+        .env(HANDLE, format!("{hex} {len}"))
+        .env("SPILLWAY_TEST_PROVIDER", driver.provider().to_string())
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
+    let mut got = vec![0; 1 << 20];
+    device.read(&mut got, buffer.slice()).unwrap();
+    assert!(got.iter().all(|byte| *byte == 0xa5));
+}
