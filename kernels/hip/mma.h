@@ -10,6 +10,14 @@
 static constexpr u32 MMA_SIDE = 16;                          // rows and columns of D
 static constexpr u32 MMA_VALUES = MMA_SIDE * MMA_SIDE / WAVE;  // values of D in each lane
 
+// CDNA's generations; the later ones multiply twice as many bytes at a time.
+#if defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__) || defined(__gfx950__)
+#define SPILLWAY_MFMA 1
+#define SPILLWAY_MFMA_DEEP 1
+#elif defined(__gfx908__) || defined(__gfx90a__)
+#define SPILLWAY_MFMA 1
+#endif
+
 // How a lane's share of an operand is laid out, in 32-bit words.
 #if defined(SPILLWAY_AMD) && defined(__GFX11__)
 #define MMA_F16_WORDS 8  // a whole row, in both halves of the wave
@@ -99,7 +107,7 @@ DEVICE void mma(Sum& sum, const Operand& a, const Operand& b) {
   mma_half(sum.value + 4, a, b.word[1], b.word[3]);
 }
 
-#elif defined(SPILLWAY_AMD) && (defined(__GFX11__) || defined(__GFX12__) || defined(__gfx90a__) || defined(__gfx942__))
+#elif defined(SPILLWAY_AMD) && (defined(__GFX11__) || defined(__GFX12__) || defined(SPILLWAY_MFMA))
 
 typedef i32 MmaI32s __attribute__((ext_vector_type(MMA_VALUES)));
 typedef float MmaF32s __attribute__((ext_vector_type(MMA_VALUES)));
@@ -123,7 +131,7 @@ DEVICE MmaI32s mma_step(MmaBytes a, MmaBytes b, MmaI32s c) {
 DEVICE MmaF32s mma_step(MmaHalves a, MmaHalves b, MmaF32s c) {
   return __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, c, 0, 0, 0);
 }
-#if defined(__gfx942__)
+#if defined(SPILLWAY_MFMA_DEEP)
 typedef long MmaBytes;
 DEVICE MmaI32s mma_step(MmaBytes a, MmaBytes b, MmaI32s c) {
   return __builtin_amdgcn_mfma_i32_16x16x32_i8(a, b, c, 0, 0, 0);

@@ -40,12 +40,13 @@ DEVICE u32 wave_shuffle(u32 bits, u32 lane) {
 }
 DEVICE u32 wave_shuffle_xor(u32 bits, u32 mask) { return wave_shuffle(bits, lane_index() ^ mask); }
 
-// By architecture, since __has_builtin answers yes whatever the target.
+// By architecture, since __has_builtin answers yes whatever the target. The first RDNA chips lack the instruction.
 DEVICE i32 dot4(i32 a, i32 b, i32 c) {
 #if defined(__GFX11__) || defined(__GFX12__)
   return __builtin_amdgcn_sudot4(true, a, true, b, c, false);
-#elif defined(__gfx906__) || defined(__gfx908__) || defined(__gfx90a__) || defined(__gfx942__) || \
-    defined(__gfx1030__) || defined(__gfx1031__) || defined(__gfx1032__)
+#elif defined(__GFX9__) && !defined(__gfx900__) && !defined(__gfx902__) && !defined(__gfx904__) && \
+        !defined(__gfx909__) && !defined(__gfx90c__) ||                                           \
+    defined(__GFX10__) && !defined(__gfx1010__) && !defined(__gfx1013__)
   return __builtin_amdgcn_sdot4(a, b, c, false);
 #else
   for (i32 byte = 0; byte < 4; byte++) c += (i32)(i8)(a >> 8 * byte) * (i32)(i8)(b >> 8 * byte);

@@ -1,5 +1,7 @@
 //! The safe types above the table, on the emulated device, in good and in bad conditions.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a step that fails is a test that fails")]
+
 mod common;
 
 use common::{Bench, compiler, skip};
@@ -91,7 +93,9 @@ fn device_loss_at_every_call_is_clean() {
         emulated::counters().calls
     };
     for nth in 10..calls {
-        let Ok(driver) = Driver::open(&format!("emulated:lose-at-call={nth}").parse().unwrap()) else { continue };
+        let Ok(driver) = Driver::open(&format!("emulated:lose-at-call={nth}").parse().unwrap()) else {
+            continue;
+        };
         if let Err(error) = everything(&driver, &image, &mut ring) {
             assert_eq!(error.code(), "gpu_lost", "call {nth}: {error}");
         }
@@ -166,6 +170,20 @@ fn the_ledger_knows_what_is_allocated() {
     assert_eq!(labels, ["weights", "scratch", "staging"]);
     drop((arena, pinned));
     assert_eq!((ledger.device_bytes(), ledger.pinned_bytes(), ledger.peak_device_bytes()), (0, 0, 1024));
+}
+
+/// Memory that goes together goes in reverse order of allocation.
+#[test]
+fn an_arena_frees_the_last_allocation_first() {
+    let (_driver, device) = open("");
+    let mut arena = Arena::new(&device);
+    for bytes in [100, 200, 300] {
+        arena.allocate("a", bytes).unwrap();
+    }
+    drop(arena);
+    assert_eq!(emulated::counters().out_of_order_frees, 0);
+    drop([device.allocate("first", 1).unwrap(), device.allocate("second", 1).unwrap()]);
+    assert_eq!(emulated::counters().out_of_order_frees, 1, "the counter counts");
 }
 
 /// Nothing is copied outside its buffer, and a range that is gone is refused by the device.
@@ -255,7 +273,8 @@ fn impossible_launches_are_refused() {
     let module = Module::load(&device, "residual_add", &image).unwrap();
     let kernel = module.function("residual_add").unwrap();
     assert_eq!(kernel.max_threads(), 256);
-    for launch in [Launch::linear(0, 64), Launch::linear(1, 0), Launch::linear(1, 33), Launch::linear(1, 512)] {
+    for launch in [Launch::linear(0, 64), Launch::linear(1, 0), Launch::linear(1, 33), Launch::linear(1, 512)]
+    {
         // SAFETY: refused before anything runs.
         let error = unsafe { stream.launch(&kernel, launch, &[]) }.unwrap_err();
         assert_eq!(error.code(), "gpu_bad_launch", "{launch:?}");

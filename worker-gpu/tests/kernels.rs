@@ -1,5 +1,7 @@
 //! Kernels on the emulated device: right in every variant of it, and wrong ones are noticed.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a step that fails is a test that fails")]
+
 mod common;
 
 use common::{Bench, PLANTED_FAULTS, cases, compiler, settings, skip};
@@ -43,7 +45,9 @@ fn kernels_run_on_portable_fibers() {
         KernelCompiler::new(Settings { cxx_flags: vec!["-DSPILLWAY_UCONTEXT".to_owned()], ..settings() });
     if !no_compiler(&compiler) {
         let bench = Bench::open("emulated", &compiler).unwrap();
-        for (name, case) in cases::ALL.iter().filter(|(name, _)| ["rms_norm", "block_operations"].contains(name)) {
+        for (name, case) in
+            cases::ALL.iter().filter(|(name, _)| ["rms_norm", "block_operations"].contains(name))
+        {
             println!("{name}");
             case(&bench);
         }
@@ -157,7 +161,9 @@ fn the_address_sanitizer_catches_planted_faults() {
     if no_compiler(compiler()) {
         return;
     }
-    for (entry, reason) in [("past_the_end", "heap-buffer-overflow"), ("past_the_shared_end", "use-after-poison")] {
+    for (entry, reason) in
+        [("past_the_end", "heap-buffer-overflow"), ("past_the_shared_end", "use-after-poison")]
+    {
         if let Some((success, said)) = run_sanitized(entry) {
             assert!(!success && said.contains(reason), "{entry}: {said}");
         }

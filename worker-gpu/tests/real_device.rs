@@ -9,6 +9,9 @@
 //! `SPILLWAY_TEST_PROVIDER` names the provider; the default is the first that has a device. `SPILLWAY_NVRTC` names a
 //! library of NVIDIA's compiler to compile with instead.
 
+#![allow(clippy::cast_possible_truncation, reason = "patterns of bytes are cut on purpose")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a step that fails is a test that fails")]
+
 mod common;
 
 use common::{Bench, PRELUDE_CHECK, cases, nvrtc_child_command};
@@ -97,9 +100,10 @@ fn copies_through_pinned_and_registered_memory_arrive() {
     let mut shared = memmap2::MmapOptions::new().len(BYTES).map_anon().unwrap();
     // SAFETY: the mapping is dropped after the registration.
     let registered =
-        unsafe { device.register_pinned("mapping", NonNull::new(shared.as_mut_ptr()).unwrap(), BYTES) }.unwrap();
+        unsafe { device.register_pinned("mapping", NonNull::new(shared.as_mut_ptr()).unwrap(), BYTES) }
+            .unwrap();
     let allocated = device.allocate_pinned("pinned", BYTES).unwrap();
-    let pattern: Vec<u8> = (0..BYTES).map(|i| (i * 31 >> 8) as u8).collect();
+    let pattern: Vec<u8> = (0..BYTES).map(|i| ((i * 31) >> 8) as u8).collect();
     for (name, pinned) in [("registered", &registered), ("allocated", &allocated)] {
         pinned.write(0, &pattern).unwrap();
         let [start, uploaded, downloaded] = std::array::from_fn(|_| Event::timed(&device).unwrap());
@@ -151,7 +155,10 @@ fn a_graph_replays_faster_than_launches() {
     let bench = Bench::open(&provider(), &compiler).unwrap();
     let kernel = bench.kernel("residual_add");
     let buffer = bench.upload(&[1.0f32; 256]);
-    let queue = || (0..LAUNCHES).for_each(|_| bench.launch(&kernel, Launch::linear(1, 256), args![&buffer, &buffer, 0u32]));
+    let queue = || {
+        (0..LAUNCHES)
+            .for_each(|_| bench.launch(&kernel, Launch::linear(1, 256), args![&buffer, &buffer, 0u32]))
+    };
     let graph = bench
         .stream
         .capture(|| {

@@ -172,8 +172,14 @@ fn flags_and_enumerations_have_roc_ms_values() {
             FunctionAttribute::MAX_THREADS_PER_BLOCK.0,
             rocm::hipFunction_attribute_HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
         ),
-        (FunctionAttribute::SHARED_SIZE_BYTES.0, rocm::hipFunction_attribute_HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES),
-        (FunctionAttribute::LOCAL_SIZE_BYTES.0, rocm::hipFunction_attribute_HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES),
+        (
+            FunctionAttribute::SHARED_SIZE_BYTES.0,
+            rocm::hipFunction_attribute_HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+        ),
+        (
+            FunctionAttribute::LOCAL_SIZE_BYTES.0,
+            rocm::hipFunction_attribute_HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+        ),
         (FunctionAttribute::NUM_REGS.0, rocm::hipFunction_attribute_HIP_FUNC_ATTRIBUTE_NUM_REGS),
     ] {
         assert_eq!(ours, theirs);

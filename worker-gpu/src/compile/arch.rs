@@ -30,7 +30,8 @@ impl FromStr for Arch {
         } else {
             let name = text.split(':').next().unwrap_or_default();
             let number = name.strip_prefix("gfx").unwrap_or_default();
-            let is_name = (3..=5).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let is_name =
+                (3..=5).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_hexdigit());
             is_name.then(|| Arch::Amd(name.to_owned()))
         };
         known.ok_or_else(|| CompileError::UnknownArch(text.to_owned()))

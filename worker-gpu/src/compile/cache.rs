@@ -106,7 +106,8 @@ impl Cache {
 
     /// Everything in the folder that is an object.
     pub fn list(&self) -> Result<Vec<CachedObject>, CompileError> {
-        let failed = |error: std::io::Error| CompileError::io("reading the kernel cache", &self.folder, &error);
+        let failed =
+            |error: std::io::Error| CompileError::io("reading the kernel cache", &self.folder, &error);
         let entries = match std::fs::read_dir(&self.folder) {
             Ok(entries) => entries,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -147,6 +148,7 @@ fn read_name(name: &str) -> Option<(String, Arch, bool)> {
     let (source, arch, content, _compiler) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
     let arch: Arch = arch.parse().ok()?;
     let stem = format!("{source}.{arch}.{content}");
-    let current = spillway_kernels::hip::source(source).is_some_and(|source| Key::new(source, &arch).stem == stem);
+    let current =
+        spillway_kernels::hip::source(source).is_some_and(|source| Key::new(source, &arch).stem == stem);
     parts.next().is_none().then(|| (source.to_owned(), arch, current))
 }

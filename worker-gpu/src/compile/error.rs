@@ -34,7 +34,9 @@ pub enum CompileError {
         message: String,
     },
     /// The compiler's output is not what it should be.
-    #[error("kernel {kernel} for {arch}: the compiled object is unusable: {reason}; clean the kernel cache, then report it")]
+    #[error(
+        "kernel {kernel} for {arch}: the compiled object is unusable: {reason}; clean the kernel cache, then report it"
+    )]
     BadObject {
         /// Name of the source.
         kernel: String,

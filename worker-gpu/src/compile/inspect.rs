@@ -21,13 +21,21 @@ pub struct KernelReport {
 /// A sentence that says what is wrong with the object.
 pub fn inspect(image: &[u8]) -> Result<Vec<KernelReport>, String> {
     if !image.starts_with(b"\x7fELF") {
-        return std::str::from_utf8(image).map(inspect_ptx).map_err(|_| "it is neither ELF nor text".to_owned());
+        return std::str::from_utf8(image)
+            .map(inspect_ptx)
+            .map_err(|_| "it is neither ELF nor text".to_owned());
     }
     let elf = Elf::new(image)?;
     match elf.machine {
         Elf::AMDGPU => inspect_amd(&elf),
-        Elf::CUDA => Ok(named(elf.symbols()?.into_iter().filter(|symbol| symbol.is_cuda_entry).map(|symbol| symbol.name))),
-        _ => Ok(named(elf.symbols()?.iter().filter_map(|symbol| symbol.name.strip_suffix("_emulated").map(str::to_owned)))),
+        Elf::CUDA => Ok(named(
+            elf.symbols()?.into_iter().filter(|symbol| symbol.is_cuda_entry).map(|symbol| symbol.name),
+        )),
+        _ => Ok(named(
+            elf.symbols()?
+                .iter()
+                .filter_map(|symbol| symbol.name.strip_suffix("_emulated").map(str::to_owned)),
+        )),
     }
 }
 
@@ -44,8 +52,10 @@ fn inspect_ptx(text: &str) -> Vec<KernelReport> {
         .filter(|line| line.starts_with(".shared"))
         .filter_map(|line| line.split('[').nth(1)?.split(']').next()?.parse::<u64>().ok())
         .sum();
-    let entries = text.lines().filter_map(|line| line.trim_start().strip_prefix(".visible .entry ")?.split('(').next());
-    let report = |name: &str| KernelReport { name: name.to_owned(), shared_bytes, registers: None, spills: None };
+    let entries =
+        text.lines().filter_map(|line| line.trim_start().strip_prefix(".visible .entry ")?.split('(').next());
+    let report =
+        |name: &str| KernelReport { name: name.to_owned(), shared_bytes, registers: None, spills: None };
     entries.map(report).collect()
 }
 
@@ -67,7 +77,11 @@ fn inspect_amd(elf: &Elf<'_>) -> Result<Vec<KernelReport>, String> {
             spills: Some(number(".vgpr_spill_count")? + number(".sgpr_spill_count")?),
         })
     };
-    kernels.iter().map(report).collect::<Option<_>>().ok_or_else(|| "its metadata lacks a kernel's numbers".to_owned())
+    kernels
+        .iter()
+        .map(report)
+        .collect::<Option<_>>()
+        .ok_or_else(|| "its metadata lacks a kernel's numbers".to_owned())
 }
 
 /// Bytes that are read as little-endian fields, never past their end.
@@ -213,7 +227,8 @@ mod tests {
 
     #[test]
     fn assembly_text_lists_entries_and_shared_arrays() {
-        let text = ".version 8.0\n\t.shared .align 4 .b8 _ZZ1a[128];\n.visible .entry one(\n.visible .entry two(\n";
+        let text =
+            ".version 8.0\n\t.shared .align 4 .b8 _ZZ1a[128];\n.visible .entry one(\n.visible .entry two(\n";
         let reports = inspect(text.as_bytes()).unwrap();
         assert_eq!(reports.iter().map(|report| report.name.as_str()).collect::<Vec<_>>(), ["one", "two"]);
         assert_eq!(reports[0].shared_bytes, 128);

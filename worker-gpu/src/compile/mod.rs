@@ -137,10 +137,9 @@ impl KernelCompiler {
         arch: &Arch,
         toolchain: &Toolchain,
     ) -> Result<(Vec<u8>, String), CompileError> {
-        let folder = tempfile::Builder::new()
-            .prefix("spillway-kernel-")
-            .tempdir()
-            .map_err(|error| CompileError::io("creating a folder for the compiler", &std::env::temp_dir(), &error))?;
+        let folder = tempfile::Builder::new().prefix("spillway-kernel-").tempdir().map_err(|error| {
+            CompileError::io("creating a folder for the compiler", &std::env::temp_dir(), &error)
+        })?;
         for header in HEADERS {
             write(&folder.path().join(header.name), header.text)?;
         }
@@ -148,7 +147,8 @@ impl KernelCompiler {
         let output = folder.path().join("object");
         write(&input, source.text)?;
         let run = toolchain.command(&input, &output).output();
-        let run = run.map_err(|error| CompileError::io("running the compiler", toolchain.program(), &error))?;
+        let run =
+            run.map_err(|error| CompileError::io("running the compiler", toolchain.program(), &error))?;
         let said = String::from_utf8_lossy(&run.stderr).trim().to_owned();
         if !run.status.success() {
             return Err(CompileError::Failed {
@@ -168,17 +168,25 @@ impl KernelCompiler {
 
 /// A kernel that the table promises and the object lacks is noticed here rather than in the middle of a load.
 fn check_entries(source: &DeviceSource<'_>, arch: &Arch, image: &[u8]) -> Result<(), CompileError> {
-    let reports = inspect(image)
-        .map_err(|reason| CompileError::BadObject { kernel: source.name.to_owned(), arch: arch.clone(), reason })?;
+    let reports = inspect(image).map_err(|reason| CompileError::BadObject {
+        kernel: source.name.to_owned(),
+        arch: arch.clone(),
+        reason,
+    })?;
     for entry in source.entries {
         if !reports.iter().any(|report| report.name == *entry) {
             let reason = format!("it has no entry point {entry}");
-            return Err(CompileError::BadObject { kernel: source.name.to_owned(), arch: arch.clone(), reason });
+            return Err(CompileError::BadObject {
+                kernel: source.name.to_owned(),
+                arch: arch.clone(),
+                reason,
+            });
         }
     }
     Ok(())
 }
 
 fn write(path: &Path, text: &str) -> Result<(), CompileError> {
-    std::fs::write(path, text).map_err(|error| CompileError::io("writing a source for the compiler", path, &error))
+    std::fs::write(path, text)
+        .map_err(|error| CompileError::io("writing a source for the compiler", path, &error))
 }

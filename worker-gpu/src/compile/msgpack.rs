@@ -68,7 +68,10 @@ impl<'a> Reader<'a> {
     }
 
     fn map(&mut self, len: usize, depth: usize) -> Option<Value> {
-        (0..len).map(|_| Some((self.value(depth)?, self.value(depth)?))).collect::<Option<_>>().map(Value::Map)
+        (0..len)
+            .map(|_| Some((self.value(depth)?, self.value(depth)?)))
+            .collect::<Option<_>>()
+            .map(Value::Map)
     }
 
     fn value(&mut self, depth: usize) -> Option<Value> {
@@ -118,7 +121,8 @@ mod tests {
     #[test]
     fn reads_what_metadata_uses() {
         let bytes = [
-            0x83, 0xa1, b'a', 0xcd, 0x01, 0x00, 0xd9, 0x01, b'b', 0x93, 0x05, 0xc3, 0xff, 0xa1, b'c', 0xdc, 0, 1, 0xa0,
+            0x83, 0xa1, b'a', 0xcd, 0x01, 0x00, 0xd9, 0x01, b'b', 0x93, 0x05, 0xc3, 0xff, 0xa1, b'c', 0xdc,
+            0, 1, 0xa0,
         ];
         let value = read(&bytes).unwrap();
         assert_eq!(value.get("a").and_then(Value::number), Some(256));

@@ -65,7 +65,8 @@ pub fn child(arguments: &[OsString]) -> Result<String, String> {
         [probe] if probe == PROBE => nvrtc.version_line(),
         [input, output] => {
             let object = nvrtc.compile(number, Path::new(input))?;
-            std::fs::write(output, object).map_err(|error| format!("{}: {error}", Path::new(output).display()))?;
+            std::fs::write(output, object)
+                .map_err(|error| format!("{}: {error}", Path::new(output).display()))?;
             Ok(String::new())
         }
         _ => Err("give --probe, or an input and an output".to_owned()),
@@ -76,9 +77,10 @@ pub fn child(arguments: &[OsString]) -> Result<String, String> {
 fn open(path: &Path) -> Result<Nvrtc, String> {
     let siblings = path.parent().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten();
     let builtins = siblings.filter_map(Result::ok).map(|entry| entry.path()).filter(|candidate| {
-        candidate.file_name().and_then(|name| name.to_str()).is_some_and(|name| {
-            name.starts_with("libnvrtc-builtins.so")
-        })
+        candidate
+            .file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| name.starts_with("libnvrtc-builtins.so"))
     });
     for library in builtins {
         // SAFETY: a library of data that the compiler reads; it stays loaded for this short-lived process.
@@ -141,7 +143,9 @@ impl Nvrtc {
         // SAFETY: the function writes as many numbers as it has just announced.
         self.check(unsafe { (self.get_supported_archs)(archs.as_mut_ptr()) }, "nvrtcGetSupportedArchs")?;
         let best = archs.into_iter().filter(|arch| *arch <= wanted).max();
-        best.ok_or_else(|| format!("this NVRTC compiles for nothing that a device of capability {wanted} runs"))
+        best.ok_or_else(|| {
+            format!("this NVRTC compiles for nothing that a device of capability {wanted} runs")
+        })
     }
 
     /// Machine code for a device that the library knows, assembly text for a newer one.
@@ -159,7 +163,8 @@ impl Nvrtc {
             OPTIONS.iter().map(|option| option.as_ptr()).chain([arch.as_ptr()]).collect();
         // SAFETY: the program is live; the options outlive the call.
         let compiled = unsafe { (self.compile_program)(program.raw, count(options.len()), options.as_ptr()) };
-        let log = self.bytes(&program, self.get_program_log_size, self.get_program_log, "nvrtcGetProgramLog")?;
+        let log =
+            self.bytes(&program, self.get_program_log_size, self.get_program_log, "nvrtcGetProgramLog")?;
         let log = String::from_utf8_lossy(log.strip_suffix(&[0]).unwrap_or(&log)).trim().to_owned();
         self.check(compiled, "nvrtcCompileProgram").map_err(|error| format!("{error}\n{log}"))?;
         if real {

@@ -47,7 +47,8 @@ impl Settings {
             let absolute = path("XDG_CACHE_HOME").filter(|folder| folder.is_absolute());
             absolute.or_else(|| Some(path("HOME")?.join(".cache"))).unwrap_or_else(std::env::temp_dir)
         };
-        let cache = path("SPILLWAY_KERNEL_CACHE").unwrap_or_else(|| shared().join("spillway").join("kernels"));
+        let cache =
+            path("SPILLWAY_KERNEL_CACHE").unwrap_or_else(|| shared().join("spillway").join("kernels"));
         Self {
             clang: path("SPILLWAY_CLANG"),
             nvrtc: path("SPILLWAY_NVRTC"),
@@ -73,8 +74,14 @@ mod tests {
     fn the_cache_is_where_xdg_says() {
         let home = ("HOME", "/home/a");
         assert_eq!(cache_with(&[home]), PathBuf::from("/home/a/.cache/spillway/kernels"));
-        assert_eq!(cache_with(&[home, ("XDG_CACHE_HOME", "")]), PathBuf::from("/home/a/.cache/spillway/kernels"));
-        assert_eq!(cache_with(&[home, ("XDG_CACHE_HOME", "x")]), PathBuf::from("/home/a/.cache/spillway/kernels"));
+        assert_eq!(
+            cache_with(&[home, ("XDG_CACHE_HOME", "")]),
+            PathBuf::from("/home/a/.cache/spillway/kernels")
+        );
+        assert_eq!(
+            cache_with(&[home, ("XDG_CACHE_HOME", "x")]),
+            PathBuf::from("/home/a/.cache/spillway/kernels")
+        );
         assert_eq!(cache_with(&[home, ("XDG_CACHE_HOME", "/c")]), PathBuf::from("/c/spillway/kernels"));
         assert_eq!(cache_with(&[home, ("SPILLWAY_KERNEL_CACHE", "/k")]), PathBuf::from("/k"));
     }

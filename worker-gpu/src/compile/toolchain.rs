@@ -61,8 +61,11 @@ const CXX_FLAGS: &[&str] = &[
     "-DSPILLWAY_EMULATED",
 ];
 
+/// Asks whether this processor has a feature.
+type HasFeature = fn() -> bool;
+
 /// Instructions of this processor that make the emulated device faster without changing a result.
-const HOST_FEATURES: &[(&str, fn() -> bool)] = &[("-mfma", has_fma), ("-mf16c", has_f16c)];
+const HOST_FEATURES: &[(&str, HasFeature)] = &[("-mfma", has_fma), ("-mf16c", has_f16c)];
 
 #[cfg(target_arch = "x86_64")]
 fn has_fma() -> bool {
@@ -107,7 +110,12 @@ impl Toolchain {
         found.ok_or(CompileError::NoCompiler { arch: arch.clone(), looked_for, advice })
     }
 
-    fn new(program: PathBuf, flags: Vec<OsString>, output_flag: Option<&'static str>, version: String) -> Self {
+    fn new(
+        program: PathBuf,
+        flags: Vec<OsString>,
+        output_flag: Option<&'static str>,
+        version: String,
+    ) -> Self {
         let mut hash = Sha256::new();
         hash.update(version.as_bytes());
         for flag in &flags {
@@ -178,16 +186,22 @@ fn nvrtc_for(number: u32, settings: &Settings, looked_for: &mut Vec<String>) -> 
     for library in candidates {
         let mut flags = arguments.clone();
         flags.extend([library.clone().into_os_string(), number.to_string().into()]);
-        let probe = Command::new(&program).args(&flags).arg(nvrtc::PROBE).stdin(std::process::Stdio::null()).output();
+        let probe =
+            Command::new(&program).args(&flags).arg(nvrtc::PROBE).stdin(std::process::Stdio::null()).output();
         match probe {
             Ok(output) if output.status.success() => {
                 let said = String::from_utf8_lossy(&output.stdout);
-                let version = said.lines().find(|line| line.starts_with(nvrtc::VERSION_PREFIX)).unwrap_or_default();
+                let version =
+                    said.lines().find(|line| line.starts_with(nvrtc::VERSION_PREFIX)).unwrap_or_default();
                 return Some(Toolchain::new(program, flags, None, version.to_owned()));
             }
             Ok(output) => {
                 let said = String::from_utf8_lossy(&output.stderr);
-                looked_for.push(format!("{}: {}", library.display(), said.lines().next().unwrap_or("no answer")));
+                looked_for.push(format!(
+                    "{}: {}",
+                    library.display(),
+                    said.lines().next().unwrap_or("no answer")
+                ));
             }
             Err(error) => looked_for.push(format!("{}: {error}", program.display())),
         }
@@ -196,7 +210,8 @@ fn nvrtc_for(number: u32, settings: &Settings, looked_for: &mut Vec<String>) -> 
 }
 
 fn cxx_for_wave(wave: u32, settings: &Settings, looked_for: &mut Vec<String>) -> Option<Toolchain> {
-    let candidates = settings.cxx.as_ref().map_or_else(|| in_search_path(CXX_NAMES), |path| vec![path.clone()]);
+    let candidates =
+        settings.cxx.as_ref().map_or_else(|| in_search_path(CXX_NAMES), |path| vec![path.clone()]);
     for program in candidates {
         if let Some(version) = version_line(&program, looked_for) {
             let mut flags = os_strings(CXX_FLAGS);
@@ -221,7 +236,8 @@ fn find_clang(settings: &Settings, looked_for: &mut Vec<String>) -> Option<Clang
     let candidates = settings.clang.as_ref().map_or_else(
         || {
             let rocm = std::env::var_os("ROCM_PATH").map(PathBuf::from);
-            let rocm = rocm.into_iter().chain([PathBuf::from("/opt/rocm")]).map(|root| root.join("llvm/bin/clang"));
+            let rocm =
+                rocm.into_iter().chain([PathBuf::from("/opt/rocm")]).map(|root| root.join("llvm/bin/clang"));
             rocm.filter(|path| path.exists()).chain(in_search_path(CLANG_NAMES)).collect()
         },
         |path| vec![path.clone()],
@@ -230,7 +246,8 @@ fn find_clang(settings: &Settings, looked_for: &mut Vec<String>) -> Option<Clang
         let Some(version) = version_line(&program, looked_for) else { continue };
         match clang_major(&version) {
             Some(major) if major >= OLDEST_CLANG => return Some(Clang { program, version, major }),
-            _ => looked_for.push(format!("{}: {version:?} is older than clang {OLDEST_CLANG}", program.display())),
+            _ => looked_for
+                .push(format!("{}: {version:?} is older than clang {OLDEST_CLANG}", program.display())),
         }
     }
     looked_for.push(format!("no clang {OLDEST_CLANG} or later in ROCm or in the search path"));
@@ -277,7 +294,10 @@ mod tests {
     fn reads_clang_versions() {
         for (line, major) in [
             ("Debian clang version 19.1.7 (3~deb12u1)", Some(19)),
-            ("AMD clang version 20.0.0git (https://github.com/RadeonOpenCompute/llvm-project roc-7.1.0)", Some(20)),
+            (
+                "AMD clang version 20.0.0git (https://github.com/RadeonOpenCompute/llvm-project roc-7.1.0)",
+                Some(20),
+            ),
             ("clang version 18.1.3", Some(18)),
             ("g++ (Debian 12.2.0-14) 12.2.0", None),
         ] {

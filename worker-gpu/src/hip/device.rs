@@ -4,12 +4,13 @@ use super::ledger::{Kind, Ledger};
 use super::memory::{DeviceBuffer, DeviceSlice, PinnedBuffer};
 use super::properties::DeviceInfo;
 use super::status::{self, Status};
-use super::{Driver, HipError, api};
+use super::{Driver, HipError, api, sysfs};
 use std::ffi::c_void;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-/// Memory of a device, by the driver's word.
+/// Memory of a device: the minimum of what the driver and the kernel say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
     /// Bytes free.
@@ -67,7 +68,7 @@ impl Device {
         // SAFETY: the function writes two sizes.
         let status = unsafe { function(&mut memory.free, &mut memory.total) };
         self.check(status, "hipMemGetInfo", || "reading free memory".to_owned())?;
-        Ok(memory)
+        Ok(memory.at_most(sysfs::memory(Path::new(sysfs::DEVICES), self.info().pci)))
     }
 
     /// Allocates device memory; its contents are undefined. `label` names it in the ledger and in errors.

@@ -5,9 +5,15 @@ use super::emulated::World;
 use super::properties::DeviceInfo;
 use super::status::{self, Status};
 use super::{HipError, Provider, amd, cuda, emulated};
-use std::cell::Cell;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int};
 use std::rc::Rc;
+
+thread_local! {
+    /// The device that this thread's calls go to, by provider: libraries keep it for the thread, not for their caller.
+    static CURRENT: RefCell<BTreeMap<&'static str, u32>> = const { RefCell::new(BTreeMap::new()) };
+}
 
 /// A provider that was opened and has at least one device. Belongs to the thread that opened it.
 #[derive(Debug)]
@@ -16,7 +22,6 @@ pub struct Driver {
     provider: Provider,
     devices: u32,
     version: i32,
-    current: Cell<Option<u32>>,
     // Closed after the table's last call: declared last, and the table is a plain value.
     _world: Option<World>,
 }
@@ -27,6 +32,7 @@ impl Driver {
     /// # Errors
     /// Its library or a function is missing, it has no device, or (emulated) it is already open on this thread.
     pub fn open(provider: &Provider) -> Result<Rc<Self>, HipError> {
+        CURRENT.with_borrow_mut(|current| current.remove(provider.name()));
         let (api, world) = match provider {
             Provider::Amd => (amd::open()?, None),
             Provider::Cuda => (cuda::open()?, None),
@@ -35,8 +41,7 @@ impl Driver {
                 (api, Some(world))
             }
         };
-        let mut driver =
-            Self { api, provider: provider.clone(), devices: 0, version: 0, current: Cell::new(None), _world: world };
+        let mut driver = Self { api, provider: provider.clone(), devices: 0, version: 0, _world: world };
         driver.devices = driver.count_devices()?;
         let mut version: c_int = 0;
         // SAFETY: the function writes one number.
@@ -90,7 +95,8 @@ impl Driver {
             return Err(HipError::NoSuchDevice { provider, ordinal, count: self.devices });
         }
         let what = || format!("describing device {ordinal}");
-        DeviceInfo::read(&self.api, ordinal)?.map_err(|status| self.failure(status, "hipGetDeviceProperties", what()))
+        DeviceInfo::read(&self.api, ordinal)?
+            .map_err(|status| self.failure(status, "hipGetDeviceProperties", what()))
     }
 
     /// Whether `device` can address the memory of `peer`, by the driver's word alone.
@@ -112,13 +118,14 @@ impl Driver {
 
     /// Sends this thread's next calls to a device.
     pub(super) fn activate(&self, ordinal: u32) -> Result<(), HipError> {
-        if self.current.get() == Some(ordinal) {
+        let name = self.provider.name();
+        if CURRENT.with_borrow(|current| current.get(name) == Some(&ordinal)) {
             return Ok(());
         }
         // SAFETY: takes a number.
         let status = unsafe { (self.api.set_device)(ordinal as c_int) };
         self.check(status, "hipSetDevice", || format!("choosing device {ordinal}"))?;
-        self.current.set(Some(ordinal));
+        CURRENT.with_borrow_mut(|current| current.insert(name, ordinal));
         Ok(())
     }
 
@@ -135,7 +142,12 @@ impl Driver {
     /// For destructors: a failure is logged, since nobody is there to receive it.
     pub(super) fn check_drop(&self, status: Status, call: &'static str) {
         if !status.is_success() {
-            tracing::warn!(call, status = status.0, name = self.name_of(status), "releasing a device resource failed");
+            tracing::warn!(
+                call,
+                status = status.0,
+                name = self.name_of(status),
+                "releasing a device resource failed"
+            );
         }
     }
 

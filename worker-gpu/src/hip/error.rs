@@ -28,7 +28,9 @@ pub enum HipError {
         advice: &'static str,
     },
     /// A library lacks a function that only some features need.
-    #[error("this device's library has no function {symbol}; install a newer driver release to use the feature")]
+    #[error(
+        "this device's library has no function {symbol}; install a newer driver release to use the feature"
+    )]
     FunctionMissing {
         /// The function.
         symbol: &'static str,
@@ -87,7 +89,9 @@ pub enum HipError {
         lost: bool,
     },
     /// A range outside a buffer, or of the wrong size.
-    #[error("{what}: {bytes} bytes at {offset} are outside a buffer of {len} bytes; this is a fault in Spillway, report it")]
+    #[error(
+        "{what}: {bytes} bytes at {offset} are outside a buffer of {len} bytes; this is a fault in Spillway, report it"
+    )]
     OutOfRange {
         /// What was attempted.
         what: &'static str,
@@ -115,7 +119,9 @@ pub enum HipError {
         reason: String,
     },
     /// The emulated device is one per thread.
-    #[error("the emulated device is already open on this thread; drop the first driver before opening another")]
+    #[error(
+        "the emulated device is already open on this thread; drop the first driver before opening another"
+    )]
     EmulatedBusy,
 }
 

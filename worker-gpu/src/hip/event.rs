@@ -67,7 +67,8 @@ impl Event {
     pub fn milliseconds_since(&self, start: &Event) -> Result<f32, HipError> {
         let mut milliseconds = 0.0;
         // SAFETY: both handles are live; the function writes one number.
-        let status = unsafe { (self.device.api()?.event_elapsed_time)(&mut milliseconds, start.raw, self.raw) };
+        let status =
+            unsafe { (self.device.api()?.event_elapsed_time)(&mut milliseconds, start.raw, self.raw) };
         self.device.check(status, "hipEventElapsedTime", || "timing between events".to_owned())?;
         Ok(milliseconds)
     }

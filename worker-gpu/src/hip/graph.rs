@@ -54,9 +54,8 @@ impl Graph {
 
         let mut exec = std::ptr::null_mut();
         // SAFETY: the graph is live; the function writes one handle, and takes no error node and no log.
-        let status = unsafe {
-            instantiate(&mut exec, captured.raw, std::ptr::null_mut(), std::ptr::null_mut(), 0)
-        };
+        let status =
+            unsafe { instantiate(&mut exec, captured.raw, std::ptr::null_mut(), std::ptr::null_mut(), 0) };
         device.check(status, "hipGraphInstantiate", || "instantiating a captured graph".to_owned())?;
         Ok(Self { device: device.clone(), exec })
     }

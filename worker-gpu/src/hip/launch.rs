@@ -24,13 +24,16 @@ impl Launch {
     }
 
     /// Limits that all devices share.
-    pub(super) fn check(self, max_threads: u32) -> Result<(), String> {
+    pub(super) fn check(self, wave: u32, max_threads: u32) -> Result<(), String> {
         let [x, y, z] = self.grid;
         if x == 0 || y == 0 || z == 0 || x > i32::MAX as u32 || y > 65535 || z > 65535 {
             return Err(format!("a grid of {x} x {y} x {z} blocks"));
         }
-        if self.block == 0 || !self.block.is_multiple_of(32) || self.block > max_threads {
-            return Err(format!("a block of {} threads; it takes multiples of 32 up to {max_threads}", self.block));
+        if self.block == 0 || !self.block.is_multiple_of(wave) || self.block > max_threads {
+            return Err(format!(
+                "a block of {} threads; it takes multiples of {wave} up to {max_threads}",
+                self.block
+            ));
         }
         Ok(())
     }

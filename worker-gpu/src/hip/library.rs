@@ -30,7 +30,10 @@ impl Soname {
             // SAFETY: loading a driver runs its initialisers; that is what the user asked for by choosing the provider.
             match unsafe { Library::new(*name) } {
                 Ok(library) => {
-                    return Ok(OpenLibrary { library: Box::leak(Box::new(library)), name: (*name).to_owned() });
+                    return Ok(OpenLibrary {
+                        library: Box::leak(Box::new(library)),
+                        name: (*name).to_owned(),
+                    });
                 }
                 Err(error) if reason.is_empty() => reason = root_cause(&error),
                 Err(_) => {}

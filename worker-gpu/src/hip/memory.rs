@@ -43,11 +43,16 @@ impl DeviceSlice {
     }
 
     pub(super) fn as_ptr(self) -> *mut c_void {
-        std::ptr::with_exposed_provenance_mut(self.address as usize)
+        // Devices' addresses are the host's in width: drivers hand them out as pointers.
+        std::ptr::with_exposed_provenance_mut(usize::try_from(self.address).unwrap_or(0))
     }
 
     pub(super) fn expect_len(self, what: &'static str, bytes: usize) -> Result<(), HipError> {
-        if bytes == self.len { Ok(()) } else { Err(HipError::OutOfRange { what, offset: 0, bytes, len: self.len }) }
+        if bytes == self.len {
+            Ok(())
+        } else {
+            Err(HipError::OutOfRange { what, offset: 0, bytes, len: self.len })
+        }
     }
 }
 
@@ -214,8 +219,10 @@ impl Drop for PinnedBuffer {
         // SAFETY: nothing queued still uses the memory after the wait; it is given back once, the way it came.
         self.device.release("hipDeviceSynchronize", |api| unsafe { (api.device_synchronize)() });
         match self.origin {
-            // SAFETY: as above.
-            Origin::Allocated => self.device.release("hipHostFree", |api| unsafe { (api.host_free)(address) }),
+            Origin::Allocated => {
+                // SAFETY: as above.
+                self.device.release("hipHostFree", |api| unsafe { (api.host_free)(address) })
+            }
             Origin::Registered => {
                 // SAFETY: as above.
                 self.device.release("hipHostUnregister", |api| unsafe { (api.host_unregister)(address) });

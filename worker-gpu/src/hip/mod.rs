@@ -3,8 +3,8 @@
 //! [`api`] is the table of function pointers; [`Provider`] says who fills it. No other module knows the provider: above
 //! the table there are only [`Device`], [`Stream`], [`DeviceBuffer`] and their like, which own what they name and free it.
 
-pub mod api;
 mod amd;
+pub mod api;
 mod arena;
 mod cuda;
 mod device;
@@ -23,6 +23,7 @@ mod properties;
 mod provider;
 pub mod status;
 mod stream;
+mod sysfs;
 
 pub use arena::Arena;
 pub use device::{Device, Memory};

@@ -73,7 +73,9 @@ impl Module {
         let get_function = device.api()?.module_get_function;
         // SAFETY: the module is live; the function writes one handle.
         let status = unsafe { get_function(&mut raw, *module, c_name.as_ptr()) };
-        device.check(status, "hipModuleGetFunction", || format!("looking up {name} in kernel object {object}"))?;
+        device.check(status, "hipModuleGetFunction", || {
+            format!("looking up {name} in kernel object {object}")
+        })?;
         let mut function = Function { module: self.clone(), raw, name: name.into(), max_threads: 1024 };
         function.max_threads = function.resources()?.max_threads;
         Ok(function)

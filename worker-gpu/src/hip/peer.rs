@@ -64,7 +64,8 @@ impl PeerBuffer {
         // SAFETY: the function writes one address; a foreign handle is validated by the driver.
         let status = unsafe { function(&mut address, raw, api::IPC_LAZY_PEER_ACCESS) };
         device.check(status, "hipIpcOpenMemHandle", || "opening another process's memory".to_owned())?;
-        let too_long = HipError::OutOfRange { what: "opening shared memory", offset: 0, bytes: usize::MAX, len: 0 };
+        let too_long =
+            HipError::OutOfRange { what: "opening shared memory", offset: 0, bytes: usize::MAX, len: 0 };
         match (NonNull::new(address), usize::try_from(handle.len)) {
             (Some(address), Ok(len)) => Ok(Self { device: device.clone(), address, len }),
             _ => Err(too_long),
@@ -97,9 +98,9 @@ impl Device {
         // SAFETY: takes numbers.
         match unsafe { function(ordinal as std::ffi::c_int, 0) } {
             status::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            status => {
-                self.check(status, "hipDeviceEnablePeerAccess", || format!("reaching the memory of device {ordinal}"))
-            }
+            status => self.check(status, "hipDeviceEnablePeerAccess", || {
+                format!("reaching the memory of device {ordinal}")
+            }),
         }
     }
 
@@ -108,7 +109,8 @@ impl Device {
     /// # Errors
     /// It was not enabled.
     pub fn disable_peer(&self, peer: &Device) -> Result<(), HipError> {
-        let function = HipApi::optional(self.api()?.device_disable_peer_access, "hipDeviceDisablePeerAccess")?;
+        let function =
+            HipApi::optional(self.api()?.device_disable_peer_access, "hipDeviceDisablePeerAccess")?;
         let ordinal = peer.info().ordinal;
         // SAFETY: takes a number.
         let status = unsafe { function(ordinal as std::ffi::c_int) };

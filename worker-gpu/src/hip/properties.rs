@@ -121,7 +121,8 @@ impl DeviceInfo {
         }
         let mut uuid = [0; 16];
         // SAFETY: the function writes 16 bytes.
-        let has_uuid = api.device_get_uuid.is_some_and(|get| unsafe { get(&mut uuid, ordinal as c_int) }.is_success());
+        let has_uuid =
+            api.device_get_uuid.is_some_and(|get| unsafe { get(&mut uuid, ordinal as c_int) }.is_success());
         Ok(Ok(Self {
             ordinal,
             name: bytes.text(layout.name),
@@ -182,7 +183,8 @@ impl PropertyBytes {
     }
 
     fn text(&self, offset: usize) -> String {
-        let bytes: Vec<u8> = self.0[offset..offset + 256].iter().copied().take_while(|byte| *byte != 0).collect();
+        let bytes: Vec<u8> =
+            self.0[offset..offset + 256].iter().copied().take_while(|byte| *byte != 0).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 

@@ -78,7 +78,8 @@ impl Stream {
     /// It cannot be queued.
     pub fn fill(&self, to: DeviceSlice, value: u8) -> Result<(), HipError> {
         // SAFETY: the range belongs to the device.
-        let status = unsafe { (self.device.api()?.memset_async)(to.as_ptr(), value.into(), to.len(), self.raw) };
+        let status =
+            unsafe { (self.device.api()?.memset_async)(to.as_ptr(), value.into(), to.len(), self.raw) };
         self.device.check(status, "hipMemsetAsync", || format!("queueing a fill of {} bytes", to.len()))
     }
 
@@ -95,7 +96,8 @@ impl Stream {
         to.expect_len("copying between devices", from.len())?;
         let api = self.device.api()?;
         let function = api::HipApi::optional(api.memcpy_peer_async, "hipMemcpyPeerAsync")?;
-        let [here, there] = [self.device.info().ordinal, from_ordinal].map(|ordinal| ordinal as std::ffi::c_int);
+        let [here, there] =
+            [self.device.info().ordinal, from_ordinal].map(|ordinal| ordinal as std::ffi::c_int);
         // SAFETY: ranges of the two devices; the driver validates them.
         let status = unsafe { function(to.as_ptr(), here, from.as_ptr(), there, from.len(), self.raw) };
         self.device.check(status, "hipMemcpyPeerAsync", || {
@@ -113,7 +115,7 @@ impl Stream {
     /// kernel will access.
     pub unsafe fn launch(&self, function: &Function, launch: Launch, args: &[Arg]) -> Result<(), HipError> {
         let bad = |reason| HipError::BadLaunch { kernel: function.name().to_owned(), reason };
-        launch.check(function.max_threads()).map_err(bad)?;
+        launch.check(self.device.info().wave, function.max_threads()).map_err(bad)?;
         if args.len() > MAX_ARGS {
             return Err(bad(format!("{} arguments, at most {MAX_ARGS} are supported", args.len())));
         }

@@ -6,8 +6,11 @@ use crate::args;
 use half::{bf16, f16};
 use spillway_worker_gpu::hip::Launch;
 
+/// Computes on a device and checks the results.
+pub type Case = fn(&Bench<'_>);
+
 /// All cases by name.
-pub const ALL: &[(&str, fn(&Bench<'_>))] = &[
+pub const ALL: &[(&str, Case)] = &[
     ("residual_add", residual_add),
     ("rms_norm", rms_norm),
     ("rms_norm_is_batch_invariant", rms_norm_is_batch_invariant),
@@ -57,7 +60,10 @@ fn rms_norm(bench: &Bench<'_>) {
                 let scale = 1.0 / (mean + f64::from(epsilon)).sqrt();
                 for ((v, w), got) in row.iter().zip(&weight).zip(got) {
                     let exact = f64::from(*v) * scale * f64::from(*w);
-                    assert!((f64::from(*got) - exact).abs() <= 4e-7 * exact.abs(), "width {width} block {block}");
+                    assert!(
+                        (f64::from(*got) - exact).abs() <= 4e-7 * exact.abs(),
+                        "width {width} block {block}"
+                    );
                 }
             }
         }
@@ -79,7 +85,8 @@ fn gemv_q8_0(bench: &Bench<'_>) {
     let rows = 37usize;
     for blocks in [1usize, 7, 64, 130] {
         let quants = numbers.bytes(rows * blocks * 32);
-        let scales: Vec<f16> = numbers.units(rows * blocks).into_iter().map(|v| f16::from_f32(v * 0.01)).collect();
+        let scales: Vec<f16> =
+            numbers.units(rows * blocks).into_iter().map(|v| f16::from_f32(v * 0.01)).collect();
         let (x_quants, x_scales) = (numbers.bytes(blocks * 32), numbers.units(blocks));
         let buffers = (
             bench.upload(&quants),
@@ -100,7 +107,8 @@ fn gemv_q8_0(bench: &Bench<'_>) {
             for block in 0..blocks {
                 let weights = &quants[(row * blocks + block) * 32..][..32];
                 let activations = &x_quants[block * 32..][..32];
-                let dot: i32 = weights.iter().zip(activations).map(|(w, x)| i32::from(*w) * i32::from(*x)).sum();
+                let dot: i32 =
+                    weights.iter().zip(activations).map(|(w, x)| i32::from(*w) * i32::from(*x)).sum();
                 let scale = scales[row * blocks + block].to_f64() * f64::from(x_scales[block]);
                 exact += f64::from(dot) * scale;
                 magnitude += (f64::from(dot) * scale).abs();
@@ -115,7 +123,17 @@ fn exp_and_log(bench: &Bench<'_>) {
     let mut x: Vec<f32> = (0..8000).map(|i| (i - 4000) as f32 * 0.026_123).collect();
     let mut numbers = Numbers::new(5);
     x.extend((0..8000).map(|_| f32::from_bits(numbers.bits())).filter(|v| !v.is_nan()));
-    x.extend([0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MIN_POSITIVE, 1e-45, 0.999_999_94]);
+    x.extend([
+        0.0,
+        -0.0,
+        1.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        f32::MIN_POSITIVE,
+        1e-45,
+        0.999_999_94,
+    ]);
     let n = x.len();
     let (input, exps, logs, roots) =
         (bench.upload(&x), bench.empty::<f32>(n), bench.empty::<f32>(n), bench.empty::<f32>(n));
@@ -151,7 +169,8 @@ fn half_formats(bench: &Bench<'_>) {
     let (f16_again, bf16_again) = (bench.empty::<u16>(n), bench.empty::<u16>(n));
     let kernel = bench.function(&PRELUDE_CHECK, "check_halves");
     bench.launch(&kernel, Launch::linear(256, 256), args![&f16s, &bf16s, &f16_again, &bf16_again]);
-    let same = |got: f32, expected: f32| got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
+    let same =
+        |got: f32, expected: f32| got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
     let (f16s, bf16s) = (bench.download::<f32>(&f16s), bench.download::<f32>(&bf16s));
     let (f16_again, bf16_again) = (bench.download::<u16>(&f16_again), bench.download::<u16>(&bf16_again));
     for bits in 0..=u16::MAX {
@@ -159,7 +178,10 @@ fn half_formats(bench: &Bench<'_>) {
         let (half, brain) = (f16::from_bits(bits), bf16::from_bits(bits));
         assert!(same(f16s[at], half.to_f32()), "f16 {bits:#06x}");
         assert!(same(bf16s[at], brain.to_f32()), "bf16 {bits:#06x}");
-        assert!(f16_again[at] == bits || f16::from_bits(f16_again[at]).is_nan() && half.is_nan(), "f16 {bits:#06x}");
+        assert!(
+            f16_again[at] == bits || f16::from_bits(f16_again[at]).is_nan() && half.is_nan(),
+            "f16 {bits:#06x}"
+        );
         assert!(
             bf16_again[at] == bits || bf16::from_bits(bf16_again[at]).is_nan() && brain.is_nan(),
             "bf16 {bits:#06x}"
@@ -169,7 +191,8 @@ fn half_formats(bench: &Bench<'_>) {
 
 fn rounding_to_halves(bench: &Bench<'_>) {
     let mut numbers = Numbers::new(6);
-    let mut x: Vec<f32> = (0..20_000).map(|_| f32::from_bits(numbers.bits())).filter(|v| !v.is_nan()).collect();
+    let mut x: Vec<f32> =
+        (0..20_000).map(|_| f32::from_bits(numbers.bits())).filter(|v| !v.is_nan()).collect();
     // Ties, the edge of overflow and of underflow.
     x.extend([1.000_488_3, 1.001_464_8, 65519.99, 65520.0, 2.98e-8, 2.9802322e-8, 8.94e-8, -0.0, f32::MAX]);
     let n = x.len();
@@ -201,7 +224,8 @@ fn block_operations(bench: &Bench<'_>) {
             [&sums, &maxima, &totals, &reversed].map(|buffer| bench.download::<f32>(buffer));
         let coordinates = bench.download::<u32>(&coordinates);
         for i in 0..n {
-            let (of_block, of_wave) = (i / block as usize * block as usize, i / wave as usize * wave as usize);
+            let (of_block, of_wave) =
+                (i / block as usize * block as usize, i / wave as usize * wave as usize);
             let wave_values = &x[of_wave..][..wave as usize];
             let block_values = &x[of_block..][..block as usize];
             let lane = (i - of_wave) as u32;
@@ -216,7 +240,8 @@ fn block_operations(bench: &Bench<'_>) {
 
 fn dot4(bench: &Bench<'_>) {
     let mut numbers = Numbers::new(7);
-    let [a, b, c]: [Vec<i32>; 3] = std::array::from_fn(|_| (0..500).map(|_| numbers.bits() as i32 >> 4).collect());
+    let [a, b, c]: [Vec<i32>; 3] =
+        std::array::from_fn(|_| (0..500).map(|_| numbers.bits() as i32 >> 4).collect());
     let buffers = [bench.upload(&a), bench.upload(&b), bench.upload(&c), bench.empty::<i32>(500)];
     let kernel = bench.function(&PRELUDE_CHECK, "check_dot4");
     bench.launch(
@@ -235,9 +260,8 @@ fn dot4(bench: &Bench<'_>) {
 /// Small whole numbers: exact in every order of additions, and different in every element.
 fn mma(bench: &Bench<'_>) {
     let mut numbers = Numbers::new(8);
-    let mut small = |n: usize, range: i32| -> Vec<i32> {
-        (0..n).map(|_| numbers.bits() as i32 % range).collect()
-    };
+    let mut small =
+        |n: usize, range: i32| -> Vec<i32> { (0..n).map(|_| numbers.bits() as i32 % range).collect() };
     let (a, b, c) = (small(256, 32), small(256, 32), small(256, 1000));
     let (a8, b8, c8) = (small(512, 128), small(512, 128), small(256, 100_000));
     let halves = |v: &[i32]| -> Vec<u16> { v.iter().map(|v| f16::from_f32(*v as f32).to_bits()).collect() };

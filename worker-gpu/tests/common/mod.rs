@@ -1,6 +1,8 @@
 //! A device with a stream and a kernel compiler, for tests.
 
 #![allow(dead_code, reason = "every test binary uses its own part")]
+#![allow(clippy::cast_possible_truncation, reason = "test data is small, or cut on purpose")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a step that fails is a test that fails")]
 
 pub mod cases;
 pub mod numbers;
@@ -57,7 +59,9 @@ pub fn compiler() -> &'static KernelCompiler {
 pub fn nvrtc_child_command() -> ChildCommand {
     ChildCommand {
         program: std::env::current_exe().unwrap(),
-        arguments: ["nvrtc_child", "--exact", "--include-ignored", "--nocapture", "--"].map(OsString::from).to_vec(),
+        arguments: ["nvrtc_child", "--exact", "--include-ignored", "--nocapture", "--"]
+            .map(OsString::from)
+            .to_vec(),
     }
 }
 

@@ -12,7 +12,8 @@ use super::HipError;
 use super::api::HipApi;
 use super::library::Soname;
 
-const ADVICE: &str = "install NVIDIA's driver (release 525 or later); libcuda comes with it, not with the CUDA toolkit";
+const ADVICE: &str =
+    "install NVIDIA's driver (release 525 or later); libcuda comes with it, not with the CUDA toolkit";
 
 const LIBRARY: Soname = Soname { provider: "cuda", names: &["libcuda.so.1", "libcuda.so"], advice: ADVICE };
 
@@ -23,7 +24,10 @@ pub(super) const NO_DEVICE_ADVICE: &str = "check that the nvidia driver is loade
 /// Opens the driver and fills the table.
 pub(super) fn open() -> Result<HipApi, HipError> {
     let library = LIBRARY.open()?;
-    driver::install(&library)
-        .map_err(|symbol| HipError::SymbolMissing { library: library.name().to_owned(), symbol, advice: ADVICE })?;
+    driver::install(&library).map_err(|symbol| HipError::SymbolMissing {
+        library: library.name().to_owned(),
+        symbol,
+        advice: ADVICE,
+    })?;
     Ok(shims::table())
 }

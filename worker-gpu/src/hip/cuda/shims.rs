@@ -1,13 +1,15 @@
 //! HIP's functions on libcuda. Flags and enumerations have equal values in both, so they pass through.
 
 use super::super::api::{
-    CopyKind, FunctionAttribute, HipApi, RawEvent, RawFunction, RawGraph, RawGraphExec, RawGraphNode, RawIpcHandle,
-    RawModule, RawStream,
+    CopyKind, FunctionAttribute, HipApi, RawEvent, RawFunction, RawGraph, RawGraphExec, RawGraphNode,
+    RawIpcHandle, RawModule, RawStream,
 };
 use super::super::properties::{DeviceInfo, PciAddress};
 use super::super::status::{self, Status};
 use super::context;
-use super::driver::{self, CuAddress, CuDeviceAttribute, CuHandle, CuIpcHandle, CudaDriver, FUNC_MAX_DYNAMIC_SHARED};
+use super::driver::{
+    self, CuAddress, CuDeviceAttribute, CuHandle, CuIpcHandle, CudaDriver, FUNC_MAX_DYNAMIC_SHARED,
+};
 use super::status::from_cuda;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -216,10 +218,12 @@ unsafe extern "C" fn module_get_function(
             return result;
         }
         let mut fixed: c_int = 0;
-        let limit = attribute(driver, context::current(), CuDeviceAttribute::SHARED_BYTES_PER_BLOCK_OPTIN).unwrap_or(0);
+        let limit = attribute(driver, context::current(), CuDeviceAttribute::SHARED_BYTES_PER_BLOCK_OPTIN)
+            .unwrap_or(0);
         // SAFETY: the handle is live; the functions write one number and take numbers.
         unsafe {
-            let result = (driver.func_get_attribute)(&mut fixed, FunctionAttribute::SHARED_SIZE_BYTES.0, found);
+            let result =
+                (driver.func_get_attribute)(&mut fixed, FunctionAttribute::SHARED_SIZE_BYTES.0, found);
             if result.0 != 0 {
                 return result;
             }
@@ -331,8 +335,10 @@ unsafe extern "C" fn device_get_uuid(uuid: *mut [u8; 16], ordinal: c_int) -> Sta
 
 unsafe extern "C" fn device_can_access_peer(can: *mut c_int, ordinal: c_int, peer: c_int) -> Status {
     match context::device(ordinal).and_then(|device| Ok((device, context::device(peer)?))) {
-        // SAFETY: the function writes one number.
-        Ok((device, peer)) => on_driver(|driver| unsafe { (driver.device_can_access_peer)(can, device, peer) }),
+        Ok((device, peer)) => {
+            // SAFETY: the function writes one number.
+            on_driver(|driver| unsafe { (driver.device_can_access_peer)(can, device, peer) })
+        }
         Err(status) => status,
     }
 }

@@ -22,12 +22,15 @@ pub(super) enum Owner {
 struct Range {
     len: usize,
     owner: Owner,
+    number: u64,
 }
 
 /// All known ranges by first address.
 #[derive(Debug, Default)]
 pub(super) struct Heap {
     ranges: BTreeMap<usize, Range>,
+    next: u64,
+    out_of_order_frees: u64,
 }
 
 impl Heap {
@@ -41,8 +44,13 @@ impl Heap {
         }
         // SAFETY: the allocation has `len` bytes.
         unsafe { address.write_bytes(0xff, len) };
-        self.ranges.insert(address.expose_provenance(), Range { len, owner });
+        self.insert(address.expose_provenance(), len, owner);
         Ok(address)
+    }
+
+    fn insert(&mut self, address: usize, len: usize, owner: Owner) {
+        self.ranges.insert(address, Range { len, owner, number: self.next });
+        self.next += 1;
     }
 
     /// Gives back what `allocate` made.
@@ -53,7 +61,10 @@ impl Heap {
                     // SAFETY: made by `allocate` with this layout, and struck off below.
                     unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(address), layout) };
                 }
+                let (owner, number) = (range.owner, range.number);
                 self.ranges.remove(&address);
+                let is_older = |other: &Range| other.owner == owner && other.number > number;
+                self.out_of_order_frees += u64::from(self.ranges.values().any(is_older));
                 Ok(())
             }
             _ => Err(status::INVALID_VALUE),
@@ -70,7 +81,7 @@ impl Heap {
         if before.is_some_and(|(start, range)| start + range.len > address) {
             return Err(status::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        self.ranges.insert(address, Range { len, owner: Owner::Registered });
+        self.insert(address, len, Owner::Registered);
         Ok(())
     }
 
@@ -102,6 +113,11 @@ impl Heap {
     pub fn device_bytes(&self, ordinal: u32) -> u64 {
         let of_device = self.ranges.values().filter(|range| range.owner == Owner::Device(ordinal));
         of_device.map(|range| range.len as u64).sum()
+    }
+
+    /// How often memory was given back before something of the same owner that was allocated later.
+    pub fn out_of_order_frees(&self) -> u64 {
+        self.out_of_order_frees
     }
 
     /// Number of known ranges.

@@ -41,8 +41,9 @@ impl Image {
         let table: [u8; 8] = std::array::from_fn(|i| header[SECTION_TABLE + i]);
         let table = usize::try_from(u64::from_le_bytes(table)).map_err(|_| status::INVALID_IMAGE)?;
         // SAFETY: the file ends with its section table.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(image, table + u16_at(SECTION_BYTES) * u16_at(SECTION_COUNT)) };
+        let bytes = unsafe {
+            std::slice::from_raw_parts(image, table + u16_at(SECTION_BYTES) * u16_at(SECTION_COUNT))
+        };
         Self::open(bytes)
     }
 

@@ -12,6 +12,7 @@ mod image;
 mod settings;
 mod shims;
 mod state;
+mod work;
 
 pub use settings::{Faults, LaneOrder, Settings};
 
@@ -56,6 +57,8 @@ pub struct Counters {
     pub launches: u64,
     /// Calls so far.
     pub calls: u64,
+    /// Frees of memory that was not the last allocated of its kind, which fragments drivers' heaps.
+    pub out_of_order_frees: u64,
 }
 
 /// Counters of the emulated device that is open on this thread; zeros when none is.

@@ -63,7 +63,8 @@ impl Settings {
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut settings = Self::default();
         for pair in text.split(',').filter(|pair| !pair.is_empty()) {
-            let (option, value) = pair.split_once('=').ok_or_else(|| format!("{pair:?} is not option=value"))?;
+            let (option, value) =
+                pair.split_once('=').ok_or_else(|| format!("{pair:?} is not option=value"))?;
             settings.set(option, value).ok_or_else(|| format!("{option:?} cannot be {value:?}"))?;
         }
         Ok(settings)
@@ -114,7 +115,13 @@ impl fmt::Display for Settings {
         };
         let exact = UNITS.iter().find(|(_, scale)| self.memory.is_multiple_of(*scale));
         let (unit, scale) = exact.copied().unwrap_or(("", 1));
-        write!(f, "wave={},order={order},devices={},memory={}{unit}", self.wave, self.devices, self.memory / scale)?;
+        write!(
+            f,
+            "wave={},order={order},devices={},memory={}{unit}",
+            self.wave,
+            self.devices,
+            self.memory / scale
+        )?;
         let Faults { fail_allocation, fail_launch, hang_launch, lose_at_call, refuse_register, garble_peer } =
             self.faults;
         for (option, nth) in [

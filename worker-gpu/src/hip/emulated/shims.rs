@@ -1,13 +1,14 @@
 //! HIP's functions on the emulated driver of the calling thread.
 
 use super::super::api::{
-    CopyKind, FunctionAttribute, HipApi, RawEvent, RawFunction, RawGraph, RawGraphExec, RawGraphNode, RawModule,
-    RawStream,
+    CopyKind, FunctionAttribute, HipApi, RawEvent, RawFunction, RawGraph, RawGraphExec, RawGraphNode,
+    RawModule, RawStream,
 };
 use super::super::status::{self, Status};
 use super::STATE;
 use super::image::Image;
-use super::state::{Id, Mark, Object, State, StreamState, Work};
+use super::state::{Id, Mark, Object, State, StreamState};
+use super::work::Work;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::rc::Rc;
 
