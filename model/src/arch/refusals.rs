@@ -51,6 +51,56 @@ const KEYS: &[(&str, Asks, &str)] = &[
     ("rope.freq_base_swa", Asks::Always, "a second rotary embedding for local layers is not computed"),
 ];
 
+/// Keys (after the architecture's prefix) that the configuration reads, or that do not change what is computed.
+const KNOWN_KEYS: &[&str] = &[
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.recurrent_layers",
+    "attention.value_length",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "full_attention_interval",
+    "nextn_predict_layers",
+    "rope.dimension_count",
+    "rope.dimension_sections",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.attn_factor",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_ext_factor",
+    "ssm.conv_kernel",
+    "ssm.group_count",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+    "tensor_data_layout",
+    "vocab_size",
+];
+
+/// A note on keys of the architecture that nobody here knows.
+pub(crate) fn note_keys(metadata: Metadata<'_>, architecture: &str) -> Option<String> {
+    let mut unknown = metadata.iter().filter_map(|(key, _)| {
+        let name = key.strip_prefix(architecture)?.strip_prefix('.')?;
+        let known = KNOWN_KEYS.contains(&name) || KEYS.iter().any(|(refused, ..)| *refused == name);
+        (!known).then_some(key)
+    });
+    let first = unknown.next()?;
+    Some(format!(
+        "{} metadata keys are not known and have no effect, the first is {first:?}",
+        1 + unknown.count()
+    ))
+}
+
 /// Refuses a model whose metadata asks for something we do not compute.
 pub(crate) fn refuse_keys(
     metadata: Metadata<'_>,
