@@ -1,6 +1,7 @@
 //! The tile kernel over any [`Simd`]: the arithmetic of the [module description](crate::matmul), a vector of rows at
 //! a time. Everything is inlined into one function per format and instruction set, in which the format's row of the
-//! table is constant.
+//! table is constant. That takes `inline(always)` and plain loops throughout: a closure would be compiled for the
+//! baseline CPU and not be inlined.
 
 #![expect(clippy::cast_possible_truncation, reason = "the only casts are of shifts, which are below 8")]
 
@@ -217,15 +218,17 @@ impl<S: Simd> Weights<S> {
             for part in 0..2 {
                 self.dot(step, part, x, &mut dots);
             }
-            std::array::from_fn(|c| {
-                let dot = S::to_f32(dots[c]);
-                if self.quant.min {
+            let mut t = [S::zero_f32(); C];
+            for (c, (t, dot)) in t.iter_mut().zip(dots).enumerate() {
+                let dot = S::to_f32(dot);
+                *t = if self.quant.min {
                     let sum = S::to_f32(S::splat_shifted(x.at(Inputs::SUMS, c), 0));
                     S::fma(scale, dot, S::mul(min, sum))
                 } else {
                     S::mul(scale, dot)
-                }
-            })
+                };
+            }
+            t
         }
     }
 
@@ -238,8 +241,9 @@ impl<S: Simd> Weights<S> {
             let mut t = [S::zero_f32(); C];
             if self.quant.min {
                 for (c, t) in t.iter_mut().enumerate() {
-                    let sum = |run| S::to_f32(S::splat_shifted(x.at(Inputs::SUMS + 1 + run, c), 0));
-                    *t = S::fma(runs[1].1, sum(1), S::mul(runs[0].1, sum(0)));
+                    let first = S::to_f32(S::splat_shifted(x.at(Inputs::SUMS + 1, c), 0));
+                    let second = S::to_f32(S::splat_shifted(x.at(Inputs::SUMS + 2, c), 0));
+                    *t = S::fma(runs[1].1, second, S::mul(runs[0].1, first));
                 }
             }
             for (part, (scale, _)) in runs.into_iter().enumerate() {
@@ -275,12 +279,13 @@ impl<S: Simd> Weights<S> {
     unsafe fn start<const C: usize>(&self, x: Inputs, sums: usize) -> [S::I; C] {
         // SAFETY: as `accumulate`.
         unsafe {
-            match self.quant.bias_shift {
-                Some(shift) if !self.signed() => {
-                    std::array::from_fn(|c| S::splat_shifted(x.at(sums, c), shift))
+            let mut start = [S::zero(); C];
+            if let (Some(shift), false) = (self.quant.bias_shift, self.signed()) {
+                for (c, start) in start.iter_mut().enumerate() {
+                    *start = S::splat_shifted(x.at(sums, c), shift);
                 }
-                _ => [S::zero(); C],
             }
+            start
         }
     }
 
@@ -291,7 +296,8 @@ impl<S: Simd> Weights<S> {
         unsafe {
             let codes = self.codes(step, part);
             for (c, dot) in dots.iter_mut().enumerate() {
-                let x = std::array::from_fn(|j| x.at(4 * part + j, c));
+                let row = 4 * part;
+                let x = [x.at(row, c), x.at(row + 1, c), x.at(row + 2, c), x.at(row + 3, c)];
                 *dot = S::dot4(*dot, codes, x, self.code_bits());
             }
         }
@@ -302,15 +308,15 @@ impl<S: Simd> Weights<S> {
     unsafe fn scale_and_min(&self, run: usize) -> (S::F, S::F) {
         // SAFETY: as `accumulate`.
         unsafe {
-            let at = |base: usize| self.block.add(base + run * TILE_ROWS + self.lane);
+            let at = self.block.add(run * TILE_ROWS + self.lane);
             let (scale, min) = match self.quant.sub_scales {
                 SubScales::None => return (self.d, self.dmin),
                 SubScales::Bytes => {
-                    let scale = S::load_bytes(at(self.layout.scales));
-                    (scale, if self.quant.min { S::load_bytes(at(self.layout.mins)) } else { scale })
+                    let scale = S::load_bytes(at.add(self.layout.scales));
+                    (scale, if self.quant.min { S::load_bytes(at.add(self.layout.mins)) } else { scale })
                 }
                 SubScales::Nibbles => {
-                    let both = S::load_bytes(at(self.layout.scales));
+                    let both = S::load_bytes(at.add(self.layout.scales));
                     (S::nibble(both, 0), S::nibble(both, 4))
                 }
             };
@@ -328,12 +334,19 @@ impl<S: Simd> Weights<S> {
             let mut codes = self.field(0, quant.low_bits, 0, line);
             if quant.high_bits > 0 {
                 let high = self.field(self.layout.high, quant.high_bits, quant.low_bits, line);
-                codes = std::array::from_fn(|j| S::or(codes[j], high[j]));
+                for (code, high) in codes.iter_mut().zip(high) {
+                    *code = S::or(*code, high);
+                }
             }
-            if let Some(values) = quant.codebook {
-                codes = codes.map(|code| S::lookup(values, code));
+            for code in &mut codes {
+                if let Some(values) = quant.codebook {
+                    *code = S::lookup(values, *code);
+                }
+                if self.signed() {
+                    *code = S::xor_bytes(*code, 0x80);
+                }
             }
-            if self.signed() { codes.map(|code| S::xor_bytes(code, 0x80)) } else { codes }
+            codes
         }
     }
 
@@ -345,14 +358,15 @@ impl<S: Simd> Weights<S> {
             let base = self.block.add(base + 4 * self.lane);
             let mask = u8::MAX >> (8 - bits) << to;
             let per_line = 8 / bits;
-            std::array::from_fn(|j| {
-                let v = S::load(base.add((line + j) / per_line * LINE_BYTES));
-                if bits == 8 {
-                    return v;
+            let mut lines = [S::zero(); 4];
+            for (j, field) in lines.iter_mut().enumerate() {
+                *field = S::load(base.add((line + j) / per_line * LINE_BYTES));
+                if bits < 8 {
+                    let shift = ((line + j) % per_line * bits) as i32 - to as i32;
+                    *field = S::field(*field, shift, mask);
                 }
-                let shift = ((line + j) % per_line * bits) as i32 - to as i32;
-                S::field(v, shift, mask)
-            })
+            }
+            lines
         }
     }
 }
