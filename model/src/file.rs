@@ -140,15 +140,12 @@ fn unused(gguf: &Gguf, config: &ModelConfig, program: &Program) -> Result<Vec<St
     if skipped > 0 {
         let layers = config.layers;
         notes.push(format!(
-            "{skipped} tensors of blocks from {layers} on (multi-token prediction) are not used"
+            "tensors of the multi-token prediction blocks (from {layers} on), not used: {skipped}"
         ));
     }
     let extra: Vec<&str> = unused().filter(|name| !of_skipped(name)).collect();
     if let Some(first) = extra.first() {
-        notes.push(format!(
-            "{} tensors are not used by this architecture, the first is {first:?}",
-            extra.len()
-        ));
+        notes.push(format!("tensors without effect: {}, the first is {first:?}", extra.len()));
     }
     Ok(notes)
 }

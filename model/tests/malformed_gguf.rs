@@ -2,6 +2,8 @@
 //!
 //! The attacks are those reported against other readers: sizes that wrap, counts nothing backs, types that do not exist.
 
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that fails should say where")]
+
 use spillway_model::gguf::{GgmlType, Gguf, GgufError};
 use spillway_model::testing::{GgufWriter, MetaValue, TinyModel};
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Models in sound containers that cannot be run: every refusal names the key or tensor and says why.
 
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that fails should say where")]
+
 use spillway_model::arch::ARCHITECTURES;
 use spillway_model::config::RopeScaling;
 use spillway_model::error::ModelError;
@@ -191,8 +193,8 @@ fn other_keys_and_tensors_are_noted() {
     file.key("llama.a_key_of_the_future", 1u32).key("another.key", 1u32);
     let file = open(&file).unwrap();
     let expected = [
-        "1 metadata keys are not known and have no effect, the first is \"llama.a_key_of_the_future\"",
-        "1 tensors are not used by this architecture, the first is \"blk.0.something_new\"",
+        "unknown metadata keys without effect: 1, the first is \"llama.a_key_of_the_future\"",
+        "tensors without effect: 1, the first is \"blk.0.something_new\"",
     ];
     assert_eq!(file.notes().collect::<Vec<_>>(), expected);
 }
@@ -241,14 +243,10 @@ fn head_widths_default_to_a_share_of_the_residual() {
 #[test]
 fn llama_biases_are_used_when_present() {
     let mut file = tiny("llama");
-    for (name, len) in [("attn_q", 128), ("attn_k", 64), ("attn_v", 64), ("attn_output", 64)] {
+    for (name, len) in [("attn_q", 128usize), ("attn_k", 64), ("attn_v", 64), ("attn_output", 64)] {
         for layer in 0..4 {
-            file.tensor(
-                &format!("blk.{layer}.{name}.bias"),
-                &[len],
-                GgmlType::F32,
-                vec![0; 4 * len as usize],
-            );
+            let name = format!("blk.{layer}.{name}.bias");
+            file.tensor(&name, &[len as u64], GgmlType::F32, vec![0; 4 * len]);
         }
     }
     let file = open(&file).unwrap();

@@ -95,10 +95,7 @@ pub(crate) fn note_keys(metadata: Metadata<'_>, architecture: &str) -> Option<St
         (!known).then_some(key)
     });
     let first = unknown.next()?;
-    Some(format!(
-        "{} metadata keys are not known and have no effect, the first is {first:?}",
-        1 + unknown.count()
-    ))
+    Some(format!("unknown metadata keys without effect: {}, the first is {first:?}", 1 + unknown.count()))
 }
 
 /// Refuses a model whose metadata asks for something we do not compute.

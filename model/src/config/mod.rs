@@ -129,7 +129,7 @@ fn head_dim(keys: &Reader<'_>, name: &str, d_model: usize, heads: usize) -> Resu
         return keys.number(name, bounds::HEAD_DIM);
     }
     let dim = d_model / heads;
-    if d_model % heads == 0 && u32::try_from(dim).is_ok_and(|dim| bounds::HEAD_DIM.contains(&dim)) {
+    if d_model.is_multiple_of(heads) && u32::try_from(dim).is_ok_and(|dim| bounds::HEAD_DIM.contains(&dim)) {
         return Ok(dim);
     }
     let reason = format!("is absent, and {d_model} values cannot be shared by {heads} heads");

@@ -18,7 +18,7 @@ fn assert_every_fourth(found: &[f32], expected: &[f32]) {
 fn linear() {
     let rope = rope(10_000.0, 64, RopeScaling::Linear(4.0));
     let expected =
-        [2.5e-1, 7.905_694e-2, 2.5e-2, 7.905_694_7e-3, 2.5e-3, 7.905_694_7e-4, 2.5e-4, 7.905_694_7e-5];
+        [2.5e-1, 7.905_694e-2, 2.5e-2, 7.905_695e-3, 2.5e-3, 7.905_695e-4, 2.5e-4, 7.905_695e-5];
     assert_every_fourth(&rope.inv_freq(None), &expected);
     assert_eq!(rope.magnitude(), 1.0);
 }
@@ -44,7 +44,7 @@ fn llama3_divisors() {
         4.295_567e-4,
         8.570_256e-6,
         1.661_967_6e-6,
-        3.222_932_9e-7,
+        3.222_933e-7,
     ];
     assert_every_fourth(&rope.inv_freq(Some(&divisors)), &expected);
 }
@@ -67,7 +67,7 @@ fn yarn_with_its_defaults_as_qwen_uses_it() {
         1.798_411_8e-4,
         4.445_698_5e-5,
         1.874_735_6e-5,
-        7.905_693_6e-6,
+        7.905_694e-6,
         3.333_804e-6,
         1.405_853_4e-6,
         5.928_434_4e-7,

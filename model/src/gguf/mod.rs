@@ -229,7 +229,7 @@ fn unknown_types(tensors: &[TensorInfo]) -> Option<String> {
     let mut unknown = tensors.iter().filter(|t| t.ggml_type.info().is_none());
     let first = unknown.next()?;
     let (count, name, kind) = (1 + unknown.count(), &first.name, first.ggml_type);
-    Some(format!("{count} tensors of unknown type were not checked, the first is {name:?} ({kind})"))
+    Some(format!("tensors of unknown type, not checked: {count}, the first is {name:?} ({kind})"))
 }
 
 /// A count that `limit` and the rest of the file allow, where each item takes `least` bytes or more.
