@@ -1,8 +1,7 @@
 //! Handshake and loading, all workers at once.
 
-use super::error::{SetupError, WorkerError};
+use super::error::WorkerError;
 use super::{LoadProgress, Worker};
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use spillway_protocol::channel::{ChannelError, Received};
 use spillway_protocol::control::{FromWorker, LoadBand, LoadStats, PROTOCOL_VERSION, ToWorker};
@@ -14,7 +13,7 @@ use std::time::{Duration, Instant};
 const HELLO_LIMIT: Duration = Duration::from_secs(20);
 const LOAD_LIMIT: Duration = Duration::from_secs(60);
 /// How often silence is looked at.
-const TICK_MS: u16 = 250;
+const TICK: Duration = Duration::from_millis(250);
 
 /// Where a worker is on its way to serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +50,7 @@ pub(super) fn load_all(
     let fresh = || Loading { phase: Phase::Starting, last_news: Instant::now() };
     let mut states: Vec<Loading> = workers.iter().map(|_| fresh()).collect();
     while states.iter().any(|state| state.phase != Phase::Loaded) {
-        wait_for_news(workers)?;
+        wait_for_news(workers, TICK);
         for (worker, state) in workers.iter_mut().zip(&mut states) {
             take_news(worker, state, plan, epoch, progress)?;
             check_silence(worker, state)?;
@@ -60,14 +59,13 @@ pub(super) fn load_all(
     Ok(())
 }
 
-/// Sleeps until any worker says something or leaves, or a tick is over.
-fn wait_for_news(workers: &[Worker]) -> Result<(), WorkerError> {
+/// Sleeps until any worker says something or leaves, or `limit` is over. An interrupted or failed poll only means that the
+/// caller looks around earlier.
+pub(super) fn wait_for_news(workers: &[Worker], limit: Duration) {
     let mut fds: Vec<PollFd<'_>> =
         workers.iter().map(|worker| PollFd::new(worker.control.as_fd(), PollFlags::POLLIN)).collect();
-    match poll(&mut fds, PollTimeout::from(TICK_MS)) {
-        Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(source) => Err(SetupError::from(ChannelError::System { action: "poll", source }).into()),
-    }
+    let limit = PollTimeout::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX);
+    let _ = poll(&mut fds, limit);
 }
 
 fn take_news(
