@@ -13,11 +13,13 @@ mod ggml_type;
 pub mod limits;
 mod metadata;
 mod tensor;
+mod value;
 
 pub use error::GgufError;
 pub use ggml_type::{GgmlType, TypeInfo};
-pub use metadata::{Array, Metadata, Value, ValueType, required, shortened};
+pub use metadata::{Metadata, required};
 pub use tensor::TensorInfo;
+pub use value::{Array, Value, ValueType, shortened};
 
 use cursor::Cursor;
 use limits::{MAX_ALIGNMENT, MAX_HEADER_BYTES, MAX_KEYS, MAX_TENSORS};
