@@ -193,7 +193,7 @@ const MAX_STOPS: usize = 64;
 impl GenerateRequest {
     /// Checks everything that can be refused before the request is accepted, and puts a beginning-of-sequence token in place
     /// of an empty prompt.
-    pub(super) fn check(&mut self, plan: &Plan, tokenizer: Option<&Tokenizer>) -> Result<(), RequestError> {
+    pub(crate) fn check(&mut self, plan: &Plan, tokenizer: Option<&Tokenizer>) -> Result<(), RequestError> {
         if self.prompt.is_empty() {
             self.prompt.push(tokenizer.and_then(Tokenizer::bos).ok_or_else(RequestError::empty_prompt)?);
         }
@@ -229,7 +229,8 @@ impl GenerateRequest {
 }
 
 impl ScoreRequest {
-    pub(super) fn check(&self, plan: &Plan) -> Result<(), RequestError> {
+    /// Checks everything that can be refused before the request is accepted.
+    pub(crate) fn check(&self, plan: &Plan) -> Result<(), RequestError> {
         if self.ids.is_empty() {
             return Err(RequestError::empty_prompt());
         }
