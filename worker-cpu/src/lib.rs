@@ -4,3 +4,6 @@ pub mod args;
 pub mod band;
 mod fuse;
 pub mod load;
+pub mod process;
+
+pub use process::run;
