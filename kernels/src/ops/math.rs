@@ -26,8 +26,10 @@ const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Horner's scheme, lowest power first.
 #[inline(always)]
 fn polynomial<V: Lanes>(x: V, coefficients: &[f32; 5]) -> V {
-    let [c0, c1, c2, c3, c4] = coefficients.map(V::splat);
-    c4.mul_add(x, c3).mul_add(x, c2).mul_add(x, c1).mul_add(x, c0)
+    // No loop and no closure: vectors must not pass through functions that lack the instruction set.
+    let [c0, c1, c2, c3, c4] = *coefficients;
+    let sum = V::splat(c4).mul_add(x, V::splat(c3)).mul_add(x, V::splat(c2));
+    sum.mul_add(x, V::splat(c1)).mul_add(x, V::splat(c0))
 }
 
 /// `e^x`.

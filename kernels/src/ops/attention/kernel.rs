@@ -223,8 +223,8 @@ unsafe fn score<V: Lanes, E: Element, const R: usize>(
             let keys: [V; BLOCK_VECTORS] = [E::load(k.add(d * BLOCK)), E::load(k.add(d * BLOCK + LANES))];
             for (r, sums) in sums.iter_mut().enumerate() {
                 let query = V::splat(*q.add(r * key_dim + d));
-                for (sum, key) in sums.iter_mut().zip(keys) {
-                    *sum = query.mul_add(key, *sum);
+                for (sum, key) in sums.iter_mut().zip(&keys) {
+                    *sum = query.mul_add(*key, *sum);
                 }
             }
         }
@@ -346,8 +346,8 @@ unsafe fn weigh<V: Lanes, E: Element, const R: usize, const C: usize>(
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 let weight = V::splat(*weights.add(r * PARTITION + t));
-                for (sum, value) in sums.iter_mut().zip(value) {
-                    *sum = weight.mul_add(value, *sum);
+                for (sum, value) in sums.iter_mut().zip(&value) {
+                    *sum = weight.mul_add(*value, *sum);
                 }
             }
         }
