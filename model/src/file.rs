@@ -44,6 +44,7 @@ impl ModelFile {
     /// Checks the model in an opened container.
     pub fn from_gguf(gguf: Gguf) -> Result<ModelFile, ModelError> {
         let metadata = gguf.metadata();
+        config::refuse_parts(metadata)?;
         let architecture = Architecture::find(config::architecture(metadata)?)?;
         let config = ModelConfig::from_metadata(metadata, architecture.name, architecture.hybrid)?;
         arch::refuse_keys(metadata, architecture.name, config.context_length)?;
@@ -132,18 +133,18 @@ fn rope_divisors(gguf: &Gguf, pairs: usize) -> Result<Option<Vec<f32>>, ModelErr
 /// Notes on keys and tensors that a run does not use; tensors it would have to use are refused.
 fn unused(gguf: &Gguf, config: &ModelConfig, program: &Program) -> Result<Vec<String>, ModelError> {
     let used: HashSet<&str> = program.weights().map(|w| w.name.as_str()).chain([ROPE_DIVISORS]).collect();
-    let unused = || gguf.tensors().iter().map(|t| t.name.as_ref()).filter(|name| !used.contains(name));
-    let of_skipped = |name: &str| arch::layer_of(name).is_some_and(|layer| layer >= config.layers);
-    arch::refuse_tensors(unused().filter(|name| !of_skipped(name)))?;
+    let blocks = config.layers..config.layers + config.nextn_layers;
+    let unused = gguf.tensors().iter().map(|t| t.name.as_ref()).filter(|name| !used.contains(name));
+    let (skipped, extra): (Vec<&str>, Vec<&str>) =
+        unused.partition(|name| arch::layer_of(name).is_some_and(|layer| blocks.contains(&layer)));
+    arch::refuse_tensors(&extra)?;
     let mut notes: Vec<String> = arch::note_keys(gguf.metadata(), &config.architecture).into_iter().collect();
-    let skipped = unused().filter(|name| of_skipped(name)).count();
-    if skipped > 0 {
-        let layers = config.layers;
+    if !skipped.is_empty() {
         notes.push(format!(
-            "tensors of the multi-token prediction blocks (from {layers} on), not used: {skipped}"
+            "tensors of multi-token prediction blocks {blocks:?}, not used: {}",
+            skipped.len()
         ));
     }
-    let extra: Vec<&str> = unused().filter(|name| !of_skipped(name)).collect();
     if let Some(first) = extra.first() {
         notes.push(format!("tensors without effect: {}, the first is {first:?}", extra.len()));
     }

@@ -6,7 +6,7 @@ use spillway_model::file::ModelFile;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const HEADER_LIMIT: u64 = 128 << 20;
 
@@ -15,6 +15,12 @@ fn peak_mb() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+}
+
+/// Time this thread has spent on a processor, which a loaded machine does not stretch.
+fn cpu_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(stat.split_whitespace().next().unwrap().parse().unwrap())
 }
 
 fn begin(path: &Path, tensors: u64, keys: u64) -> BufWriter<File> {
@@ -110,9 +116,9 @@ fn the_most_expensive_headers_are_refused_cheaply() {
         ("empty strings", empty_strings),
     ] {
         write(&path);
-        let start = Instant::now();
+        let start = cpu_time();
         let error = ModelFile::open(&path).expect_err(name);
-        let took = start.elapsed();
+        let took = cpu_time() - start;
         assert!(took < Duration::from_secs(2), "{name}: refused after {took:?}");
         assert!(error.to_string().len() < 8192, "{name}: a message of {} bytes", error.to_string().len());
         eprintln!("{name}: {took:?}, peak {} MB: {error}", peak_mb());

@@ -46,6 +46,17 @@ fn an_unknown_architecture_lists_the_known_ones() {
 }
 
 #[test]
+fn an_adapter_is_not_a_model() {
+    let mut file = tiny("llama");
+    assert!(open(file.set("general.type", "model")).is_ok());
+    assert_refused(
+        file.set("general.type", "adapter"),
+        "model_unsupported",
+        &["general.type", "\"adapter\""],
+    );
+}
+
+#[test]
 fn every_tensor_of_the_program_is_needed_with_its_shape_and_a_known_format() {
     for architecture in ARCHITECTURES {
         let whole = tiny(architecture.name);

@@ -168,8 +168,8 @@ const TENSORS: &[(&str, &str)] = &[
 const WEIGHT_SCALE: &str = ".scale";
 
 /// Refuses tensors that the program does not use but that change the results.
-pub(crate) fn refuse_tensors<'a>(unused: impl Iterator<Item = &'a str>) -> Result<(), ModelError> {
-    for name in unused {
+pub(crate) fn refuse_tensors(unused: &[&str]) -> Result<(), ModelError> {
+    for &name in unused {
         let role = split(name).map_or(name, |(_, role)| role);
         let reason = match TENSORS.iter().find(|(known, _)| *known == role) {
             Some((_, reason)) => reason,

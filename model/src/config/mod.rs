@@ -7,7 +7,7 @@ mod rope;
 pub use rope::{RopeConfig, RopeScaling, Yarn};
 
 use crate::error::ModelError;
-use crate::gguf::{Metadata, required};
+use crate::gguf::{Metadata, required, shortened};
 use reader::Reader;
 use std::ops::RangeInclusive;
 
@@ -188,4 +188,16 @@ fn recurrent_layers(keys: &Reader<'_>, layers: usize, blocks: usize) -> Result<V
 pub(crate) fn architecture(metadata: Metadata<'_>) -> Result<&str, ModelError> {
     let key = "general.architecture";
     Ok(required(key, metadata.str(key)?)?)
+}
+
+/// Refuses files that hold something beside a model: adapters, image projectors, importance matrices.
+pub(crate) fn refuse_parts(metadata: Metadata<'_>) -> Result<(), ModelError> {
+    let key = "general.type";
+    match metadata.str(key)? {
+        None | Some("model") => Ok(()),
+        Some(other) => Err(ModelError::Unsupported {
+            what: format!("{key} = {:?}", shortened(other)),
+            reason: "only whole models are run".to_owned(),
+        }),
+    }
 }

@@ -17,8 +17,7 @@ fn assert_every_fourth(found: &[f32], expected: &[f32]) {
 #[test]
 fn linear() {
     let rope = rope(10_000.0, 64, RopeScaling::Linear(4.0));
-    let expected =
-        [2.5e-1, 7.905_694e-2, 2.5e-2, 7.905_695e-3, 2.5e-3, 7.905_695e-4, 2.5e-4, 7.905_695e-5];
+    let expected = [2.5e-1, 7.905_694e-2, 2.5e-2, 7.905_695e-3, 2.5e-3, 7.905_695e-4, 2.5e-4, 7.905_695e-5];
     assert_every_fourth(&rope.inv_freq(None), &expected);
     assert_eq!(rope.magnitude(), 1.0);
 }
