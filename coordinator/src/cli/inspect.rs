@@ -66,7 +66,8 @@ fn meta_json(value: &MetaValue<'_>) -> Value {
     match value {
         MetaValue::Str(text) => json!(text),
         MetaValue::Bool(on) => json!(on),
-        MetaValue::F32(number) => json!(number),
+        // The shortest decimal of the f32, not the digits of its widening.
+        MetaValue::F32(number) => json!(number.to_string().parse::<f64>().ok()),
         MetaValue::F64(number) => json!(number),
         MetaValue::I8(number) => json!(number),
         MetaValue::I16(number) => json!(number),

@@ -60,7 +60,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             clap_complete::generate(args.shell, &mut Cli::command(), "spillway", &mut script);
             output::bytes(&script)
         }
-        Command::WorkerCpu(WorkerCpuArgs { arguments }) => return Ok(worker(arguments)),
+        Command::WorkerCpu(WorkerCpuArgs { arguments }) => return Ok(spillway_worker_cpu::run(arguments)),
     };
     done.map(|()| ExitCode::SUCCESS)
 }
@@ -97,14 +97,4 @@ fn start_log() {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
-}
-
-fn worker(arguments: Vec<OsString>) -> ExitCode {
-    match spillway_worker_cpu::args::WorkerArgs::parse(arguments) {
-        Ok(_) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
 }

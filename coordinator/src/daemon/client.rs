@@ -184,8 +184,7 @@ impl Client {
 
     fn abort(&self, id: &str) {
         match self.live().get_mut(id).map(Option::take) {
-            // Fails only when the request has just ended: its own last event is on its way.
-            Some(Some(abort)) => drop(abort.send("client")),
+            Some(Some(abort)) => abort_with(abort, "client"),
             // It is being aborted already.
             Some(None) => {}
             None => {
@@ -200,8 +199,7 @@ impl Client {
 
     fn abort_all(&self, reason: AbortReason) {
         for abort in self.live().values_mut().filter_map(Option::take) {
-            // Fails only when the request has just ended.
-            drop(abort.send(reason));
+            abort_with(abort, reason);
         }
     }
 
@@ -252,6 +250,11 @@ impl Client {
     fn live(&self) -> MutexGuard<'_, HashMap<String, Option<oneshot::Sender<AbortReason>>>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn abort_with(abort: oneshot::Sender<AbortReason>, reason: AbortReason) {
+    // Fails only when the request has just ended: its own last event is on its way.
+    let _ = abort.send(reason);
 }
 
 /// Placement as the planner takes it; a number beyond this machine's word stays too large for any limit.
