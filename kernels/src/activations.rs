@@ -17,6 +17,8 @@
 //! The f32 form of a panel is `[cols][w]`.
 
 mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod simd;
 
 use crate::disjoint::Disjoint;
 use crate::formats::InputForm;
@@ -24,8 +26,8 @@ use crate::isa::KernelSet;
 use crate::pool::{ChunkQueue, ThreadPool};
 use thiserror::Error;
 
-/// Most tokens of a panel.
-pub(crate) const PANEL: usize = 8;
+/// Most tokens of a panel: their sums fit the registers of every kernel set, and share the work of unpacking weights.
+pub(crate) const PANEL: usize = 4;
 /// Columns that share a scale.
 pub(crate) const X_BLOCK: usize = 32;
 /// 32-bit words of a block, per token.
@@ -46,6 +48,11 @@ pub(crate) struct QuantizedBlock {
     pub(crate) sums: [i32; 2],
 }
 
+impl QuantizedBlock {
+    /// A block with an infinite or undefined value.
+    const UNDEFINED: Self = Self { words: [0; X_BLOCK / 4], scale: f32::NAN, sums: [0; 2] };
+}
+
 /// Quantises the tokens of one panel: rows of `cols` values in, words in the panel's layout out.
 ///
 /// # Safety
@@ -56,7 +63,12 @@ type QuantizePanel = unsafe fn(rows: &[f32], cols: usize, out: &mut [i32]);
 fn quantize_panel(set: KernelSet) -> QuantizePanel {
     match set {
         KernelSet::Scalar => scalar::panel,
-        KernelSet::Avx2 | KernelSet::Avx512 | KernelSet::Avx512Vnni => scalar::panel,
+        #[cfg(target_arch = "x86_64")]
+        KernelSet::Avx2 => simd::panel_avx2,
+        #[cfg(target_arch = "x86_64")]
+        KernelSet::Avx512 | KernelSet::Avx512Vnni => simd::panel_avx512,
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => scalar::panel,
     }
 }
 

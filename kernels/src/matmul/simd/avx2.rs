@@ -64,7 +64,6 @@ impl Simd for Avx2 {
     type I = __m256i;
     type F = __m256;
     const LANES: usize = 8;
-    const FULL_PANEL: bool = false;
     const SIGNED_BYTES: bool = true;
 
     #[inline(always)]

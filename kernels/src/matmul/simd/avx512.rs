@@ -79,7 +79,6 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     type I = __m512i;
     type F = __m512;
     const LANES: usize = 16;
-    const FULL_PANEL: bool = true;
     const SIGNED_BYTES: bool = !VNNI;
 
     #[inline(always)]
