@@ -46,8 +46,9 @@ impl ModelFile {
         let metadata = gguf.metadata();
         config::refuse_parts(metadata)?;
         let architecture = Architecture::find(config::architecture(metadata)?)?;
+        // Before the configuration: a model of another kind lacks keys, which would be the less helpful refusal.
+        arch::refuse_keys(metadata, architecture.name)?;
         let config = ModelConfig::from_metadata(metadata, architecture.name, architecture.hybrid)?;
-        arch::refuse_keys(metadata, architecture.name, config.context_length)?;
         let divisors = rope_divisors(&gguf, config.rope.rotary_dim / 2)?;
         let program =
             architecture.program(&config, &|name| gguf.tensor(name).is_some(), divisors.as_deref())?;

@@ -160,6 +160,13 @@ fn features_that_are_not_computed_are_refused_by_key() {
 }
 
 #[test]
+fn a_mixture_of_experts_is_refused_as_such_and_not_for_the_keys_it_lacks() {
+    let mut file = tiny("llama");
+    file.key("llama.expert_count", 8u32).remove("llama.feed_forward_length");
+    assert_refused(&file, "model_unsupported", &["llama.expert_count = 8", "mixture-of-experts"]);
+}
+
+#[test]
 fn features_that_are_switched_off_are_accepted() {
     let cases: &[(&str, MetaValue)] = &[
         ("expert_count", 0u32.into()),

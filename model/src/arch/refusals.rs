@@ -99,11 +99,10 @@ pub(crate) fn note_keys(metadata: Metadata<'_>, architecture: &str) -> Option<St
 }
 
 /// Refuses a model whose metadata asks for something we do not compute.
-pub(crate) fn refuse_keys(
-    metadata: Metadata<'_>,
-    architecture: &str,
-    context: usize,
-) -> Result<(), ModelError> {
+pub(crate) fn refuse_keys(metadata: Metadata<'_>, architecture: &str) -> Result<(), ModelError> {
+    // A file without a context length is refused for that later.
+    let context =
+        metadata.get(&format!("{architecture}.context_length")).and_then(|v| v.as_f64()).unwrap_or(0.0);
     for (name, asks, reason) in KEYS {
         let key = format!("{architecture}.{name}");
         let Some(value) = metadata.get(&key) else { continue };
@@ -119,12 +118,12 @@ pub(crate) fn refuse_keys(
 
 impl Asks {
     /// Whether `value` asks for the thing; values of an unexpected type do, as we cannot tell.
-    fn by(&self, value: Value<'_>, context: usize) -> bool {
+    fn by(&self, value: Value<'_>, context: f64) -> bool {
         let number = value.as_f64();
         match *self {
             Asks::NonZero => number != Some(0.0),
             Asks::NotUnit => !matches!(number, Some(0.0 | 1.0)),
-            Asks::BelowContext => !number.is_some_and(|n| n == 0.0 || n >= context as f64),
+            Asks::BelowContext => !number.is_some_and(|n| n == 0.0 || n >= context),
             Asks::Bool(asking) => value != Value::Bool(!asking),
             Asks::Always => true,
         }
