@@ -31,6 +31,8 @@ const EXACT: [(&str, &[&str]); 5] = [
 ];
 /// Largest distance of a logit from transformers.
 const TOLERANCE: f64 = 1e-3;
+/// Largest distance of a value of a recurrent state from the reference.
+const STATE_TOLERANCE: f64 = 1e-4;
 
 fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
@@ -134,6 +136,33 @@ fn layer_outputs_agree_with_transformers() {
                 }
                 let rms = (row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / row.len() as f64).sqrt();
                 near(&at, rms, sequence["hidden_last_pos_rms"][&key].as_f64().unwrap(), 2e-4);
+            }
+        }
+    }
+}
+
+/// Convolution and matrix states after the last token are those of the executable reference in f64
+/// (tests/data/recurrent_states.py).
+#[test]
+fn recurrent_states_agree_with_the_reference() {
+    let Some(dir) = oracles() else { return };
+    let golden: Value = serde_json::from_str(include_str!("data/recurrent_states.json")).unwrap();
+    for (folder, layers) in golden.as_object().unwrap() {
+        let model = open(&dir.join(folder).join(format!("{folder}-bf16.gguf")));
+        let prompt = ids(&json(&dir.join(folder).join("compact.json"))["seqs"]["37"]["ids"]);
+        let mut pipeline = Pipeline::whole(&model, KvType::F32);
+        pipeline.score(&prompt, 10);
+        for (layer, states) in layers.as_object().unwrap() {
+            let (conv, matrix) = pipeline.bands[0].recurrent_state(layer.parse().unwrap(), 0).unwrap();
+            for (name, state) in [("conv", conv), ("matrix", matrix)] {
+                let (at, golden) = (format!("{folder} layer {layer} {name}"), &states[name]);
+                let rms =
+                    (state.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / state.len() as f64).sqrt();
+                near(&at, rms, golden["rms"].as_f64().unwrap(), STATE_TOLERANCE);
+                let kept = state.iter().step_by(golden["stride"].as_u64().unwrap() as usize);
+                for (found, value) in kept.zip(floats(&golden["values"])) {
+                    near(&at, f64::from(*found), value, STATE_TOLERANCE);
+                }
             }
         }
     }
