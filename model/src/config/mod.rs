@@ -26,7 +26,7 @@ mod bounds {
     pub(super) const EPS: RangeInclusive<f32> = 1e-12..=0.1;
 }
 
-/// The configuration of a model. Obtained from [`ModelConfig::from_metadata`] only.
+/// The configuration of a model. Obtained by opening a [`ModelFile`](crate::file::ModelFile) only.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ModelConfig {
