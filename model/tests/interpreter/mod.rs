@@ -69,8 +69,18 @@ fn decode(file: &ModelFile, weight: &WeightRef) -> Vec<f32> {
     }
 }
 
+/// Sums in lanes, which the compiler turns into vector instructions: the tests feed thousands of tokens.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>() as f32
+    const LANES: usize = 16;
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    let mut sums = [0.0; LANES];
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    sums.iter().sum::<f32>() + rest
 }
 
 /// `matrix · x`, where the matrix has rows as long as `x`.
