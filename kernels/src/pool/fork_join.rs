@@ -69,10 +69,11 @@ impl ForkJoin {
     /// No other `publish` is unfinished: [`ForkJoin::wait`] has returned for every earlier one. Exactly `helpers`
     /// threads loop on [`ForkJoin::next`]. The job stays alive until `wait` returns.
     pub(super) unsafe fn publish(&self, job: Option<&(dyn Fn(usize) + Sync)>, helpers: u32) {
-        // SAFETY (of the transmute): only the lifetime changes; the caller keeps the job alive until `wait` returns,
-        // and helpers do not follow the pointer after `finish`.
-        let job = job.map(|job| unsafe {
-            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), JobPtr>(std::ptr::from_ref(job))
+        let job = job.map(|job| {
+            let job: *const (dyn Fn(usize) + Sync + '_) = job;
+            // SAFETY: only the lifetime changes; the caller keeps the job alive until `wait` returns, and helpers do
+            // not follow the pointer after `finish`.
+            unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), JobPtr>(job) }
         });
         // SAFETY: no helper reads the cell now, by this function's contract.
         self.job.with_mut(|cell| unsafe { *cell = job });
