@@ -1,5 +1,7 @@
 //! One placement cannot change the result: logits are the same bits for any bands, chunks, batches and threads.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "the program is a test")]
+
 mod support;
 
 use spillway_model::file::ModelFile;

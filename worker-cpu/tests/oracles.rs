@@ -6,6 +6,7 @@
     clippy::cast_precision_loss,
     reason = "numbers of small test models"
 )]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "the program is a test")]
 
 mod support;
 

@@ -263,9 +263,9 @@ fn frames_of_another_epoch_are_dropped(model: &Path) {
     setup.send(&mut first, EPOCH - 1, &[1, 2, 3, 4]);
     setup.send(&mut first, EPOCH, &[5, 6]);
     assert_eq!(setup.receive(&mut last).len(), 2);
-    assert_eq!(workers[0].status.read().counters.tokens, 2);
     workers[0].control.send(&ToWorker::Shutdown).unwrap();
     assert_eq!(workers[0].exit(PATIENCE).code(), Some(0));
+    assert_eq!(workers[0].status.read().counters.tokens, 2);
 }
 
 fn end_of_file_ends_an_idle_worker(model: &Path) {
