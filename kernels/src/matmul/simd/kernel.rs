@@ -24,12 +24,10 @@ pub(super) unsafe fn tile<S: Simd, const FORMAT: usize>(
     panel: &[i32],
     out: &mut [[f32; TILE_ROWS]],
 ) {
-    // SAFETY: the caller's promise; a panel has at most `PANEL` tokens.
+    // SAFETY: the caller's promise; a panel has one token or `PANEL`.
     unsafe {
         match out.len() {
             1 => tokens::<S, FORMAT, 1>(tile, panel, out),
-            2 => tokens::<S, FORMAT, 2>(tile, panel, out),
-            3 => tokens::<S, FORMAT, 3>(tile, panel, out),
             _ => tokens::<S, FORMAT, PANEL>(tile, panel, out),
         }
     }
@@ -85,7 +83,7 @@ unsafe fn float_sums<S: Simd, const C: usize>(float: Float, tile: &[u8], panel: 
                 let offset = half * S::LANES * float.bytes();
                 let mut t = [S::zero_f32(); C];
                 for (column, x) in tile.chunks_exact(column_bytes).zip(panel.as_chunks::<C>().0) {
-                    let p = column.as_ptr().add(offset);
+                    let p = column.as_ptr().wrapping_add(offset);
                     let w = match float {
                         Float::F32 => S::load_f32(p),
                         Float::F16 => S::load_f16(p),
@@ -122,9 +120,12 @@ unsafe fn quant_sums<S: Simd, const C: usize>(
                 let weights = Weights::<S>::new(quant, layout, block.as_ptr(), half * S::LANES);
                 for step in 0..steps {
                     if half == 0 {
-                        prefetch(block.as_ptr().add(step * layout.bytes / steps), layout.bytes / steps);
+                        prefetch(
+                            block.as_ptr().wrapping_add(step * layout.bytes / steps),
+                            layout.bytes / steps,
+                        );
                     }
-                    let x = Inputs::<C>(x.as_ptr().add(step * block_words));
+                    let x = Inputs::<C>(x.as_ptr().wrapping_add(step * block_words));
                     weights.accumulate(step, x, sums);
                 }
             }
@@ -168,8 +169,8 @@ impl<S: Simd> Weights<S> {
     unsafe fn new(quant: &'static Quant, layout: BlockLayout, block: *const u8, lane: usize) -> Self {
         // SAFETY: `block` is a packed block of this layout; the caller has the instructions.
         unsafe {
-            let d = S::load_f16(block.add(layout.d + 2 * lane));
-            let dmin = if quant.min { S::load_f16(block.add(layout.dmin + 2 * lane)) } else { d };
+            let d = S::load_f16(block.wrapping_add(layout.d + 2 * lane));
+            let dmin = if quant.min { S::load_f16(block.wrapping_add(layout.dmin + 2 * lane)) } else { d };
             Self { quant, layout, block, lane, d, dmin }
         }
     }
@@ -290,15 +291,18 @@ impl<S: Simd> Weights<S> {
     unsafe fn scale_and_min(&self, run: usize) -> (S::F, S::F) {
         // SAFETY: as `accumulate`.
         unsafe {
-            let at = self.block.add(run * TILE_ROWS + self.lane);
+            let at = self.block.wrapping_add(run * TILE_ROWS + self.lane);
             let (scale, min) = match self.quant.sub_scales {
                 SubScales::None => return (self.d, self.dmin),
                 SubScales::Bytes => {
-                    let scale = S::load_bytes(at.add(self.layout.scales));
-                    (scale, if self.quant.min { S::load_bytes(at.add(self.layout.mins)) } else { scale })
+                    let scale = S::load_bytes(at.wrapping_add(self.layout.scales));
+                    (
+                        scale,
+                        if self.quant.min { S::load_bytes(at.wrapping_add(self.layout.mins)) } else { scale },
+                    )
                 }
                 SubScales::Nibbles => {
-                    let both = S::load_bytes(at.add(self.layout.scales));
+                    let both = S::load_bytes(at.wrapping_add(self.layout.scales));
                     (S::nibble(both, 0), S::nibble(both, 4))
                 }
             };
@@ -337,12 +341,12 @@ impl<S: Simd> Weights<S> {
     unsafe fn field(&self, base: usize, bits: usize, to: usize, line: usize) -> [S::I; 4] {
         // SAFETY: as `accumulate`.
         unsafe {
-            let base = self.block.add(base + 4 * self.lane);
+            let base = self.block.wrapping_add(base + 4 * self.lane);
             let mask = u8::MAX >> (8 - bits) << to;
             let per_line = 8 / bits;
             let mut lines = [S::zero(); 4];
             for (j, field) in lines.iter_mut().enumerate() {
-                *field = S::load(base.add((line + j) / per_line * LINE_BYTES));
+                *field = S::load(base.wrapping_add((line + j) / per_line * LINE_BYTES));
                 if bits < 8 {
                     let shift = ((line + j) % per_line * bits) as i32 - to as i32;
                     *field = S::field(*field, shift, mask);
