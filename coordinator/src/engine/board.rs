@@ -90,8 +90,8 @@ pub(super) struct Board {
     flights: VecDeque<Flight>,
     /// Empty flights, to be used again.
     spare: Vec<Flight>,
-    /// Answers whose last events have not been delivered.
-    ended: Vec<Box<Answer>>,
+    /// Requests that are over and have not been told yet.
+    ended: Vec<Output>,
     steps_in_flight: usize,
     turn: usize,
     tokens_done: u64,
@@ -125,7 +125,7 @@ impl Board {
         {
             answer.start(0);
             answer.finish(FinishReason::Length, &request.prompt);
-            self.retire(request.output);
+            self.ended.push(request.output);
             return;
         }
         self.waiting.push_back(request);
@@ -134,7 +134,7 @@ impl Board {
     /// Ends a request that was never let in.
     pub(super) fn reject(&mut self, mut request: Waiting, error: &RequestError) {
         request.output.fail(error);
-        self.retire(request.output);
+        self.ended.push(request.output);
     }
 
     /// Gives slots to waiting requests in order. The first one that has to wait holds the others up, so that a large
@@ -272,7 +272,7 @@ impl Board {
         if let Some(at) = self.waiting.iter().position(|request| request.id == id) {
             if let Some(mut request) = self.waiting.remove(at) {
                 request.output.abort(&request.prompt);
-                self.retire(request.output);
+                self.ended.push(request.output);
             }
             return;
         }
@@ -306,7 +306,7 @@ impl Board {
                 sequence.output.fail(error);
             }
             self.slots.release(slot, &[]);
-            self.retire(sequence.output);
+            self.ended.push(sequence.output);
         }
         self.slots.forget();
     }
@@ -315,21 +315,19 @@ impl Board {
         let over = |sequence: &mut Sequence| sequence.closed && sequence.in_flight == 0;
         if let Some(sequence) = self.live[slot].take_if(over) {
             self.slots.release(slot, &sequence.tokens[..sequence.done]);
-            self.retire(sequence.output);
-        }
-    }
-
-    fn retire(&mut self, output: Output) {
-        if let Output::Answer(answer) = output {
-            self.ended.push(answer);
+            self.ended.push(sequence.output);
         }
     }
 
     /// Hands collected events to the users.
     pub(super) fn deliver(&mut self) {
-        for mut answer in self.ended.drain(..) {
-            answer.deliver();
+        for output in &mut self.ended {
+            match output {
+                Output::Answer(answer) => answer.deliver(),
+                Output::Score(score) => score.deliver(),
+            }
         }
+        self.ended.clear();
         for sequence in self.live.iter_mut().flatten() {
             if let Output::Answer(answer) = &mut sequence.output {
                 answer.deliver();

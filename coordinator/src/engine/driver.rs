@@ -55,15 +55,15 @@ impl Driver {
 
     /// Ends everything: requests get their last event, workers end.
     pub(super) fn close(&mut self) {
+        self.shared.set_failure(RequestError::stopped());
         for command in self.mailbox.close() {
             self.refuse(command);
         }
         self.board.abort_all();
-        self.board.deliver();
+        self.tell();
         if let Some(pipeline) = self.pipeline.take() {
             pipeline.shutdown();
         }
-        self.publish();
     }
 
     /// Fails every request and drops the workers.
@@ -73,8 +73,7 @@ impl Driver {
         // Dropping the pipeline ends the workers that are left.
         self.pipeline = None;
         self.board.fail_all(error);
-        self.board.deliver();
-        self.publish();
+        self.tell();
     }
 
     fn take_commands(&mut self) -> Result<Next, WorkerError> {
@@ -95,7 +94,11 @@ impl Driver {
             None if self.board.waiting() >= self.queue => {
                 self.board.reject(request, &RequestError::queue_full(self.queue));
             }
-            None => self.board.enqueue(request),
+            None => {
+                self.board.enqueue(request);
+                // At once, so that only requests without a slot count as waiting.
+                self.board.admit();
+            }
         }
     }
 
@@ -110,8 +113,7 @@ impl Driver {
                 }
             }
         }
-        self.board.deliver();
-        self.publish();
+        self.tell();
         if self.board.in_flight() { self.collect() } else { self.idle() }
     }
 
@@ -171,7 +173,9 @@ impl Driver {
         }
     }
 
-    fn publish(&self) {
+    /// Shows the new state and delivers events, in this order: who hears of an end finds its memory free.
+    fn tell(&mut self) {
         self.shared.publish(&self.board);
+        self.board.deliver();
     }
 }

@@ -22,6 +22,8 @@ enum Message {
 pub(super) struct ScoreSender {
     messages: SyncSender<Message>,
     spare: Receiver<Vec<f32>>,
+    /// The last word, until it is delivered.
+    last: Option<Result<(), RequestError>>,
 }
 
 /// The asking thread's end.
@@ -34,7 +36,7 @@ pub(super) struct ScoreReader {
 pub(super) fn pair() -> (ScoreSender, ScoreReader) {
     let (messages, reader) = sync_channel(ROWS);
     let (returns, spare) = channel();
-    (ScoreSender { messages, spare }, ScoreReader { messages: reader, spare: returns })
+    (ScoreSender { messages, spare, last: None }, ScoreReader { messages: reader, spare: returns })
 }
 
 impl ScoreSender {
@@ -46,10 +48,17 @@ impl ScoreSender {
         self.messages.send(Message::Row { position, logits: row }).is_ok()
     }
 
-    /// The last word.
-    pub(super) fn end(&self, result: Result<(), RequestError>) {
-        // A reader that has left needs none.
-        let _ = self.messages.send(Message::End(result));
+    /// Decides the last word.
+    pub(super) fn end(&mut self, result: Result<(), RequestError>) {
+        self.last.get_or_insert(result);
+    }
+
+    /// Says the last word, if it is decided.
+    pub(super) fn deliver(&mut self) {
+        if let Some(result) = self.last.take() {
+            // A reader that has left needs none.
+            let _ = self.messages.send(Message::End(result));
+        }
     }
 }
 
