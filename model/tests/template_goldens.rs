@@ -1,5 +1,7 @@
 //! Prompts against what Python's Jinja2 makes of the same template and conversation (oracle folder `templates`).
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
 use serde_json::{Map, Value};
 use spillway_model::chat::{ChatRequest, ChatTemplate, TemplateError};
 use spillway_model::testing::oracles;
