@@ -1,6 +1,7 @@
 //! What a model is: containers, configuration, architectures as step programs, tokenizer, chat template.
 
 pub mod arch;
+pub mod chat;
 pub mod config;
 pub mod error;
 pub mod file;
@@ -8,7 +9,6 @@ pub mod gguf;
 pub mod inspect;
 pub mod program;
 pub mod text;
-pub mod chat;
 pub mod tokenizer;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
