@@ -8,7 +8,7 @@ pub mod file;
 pub mod gguf;
 pub mod inspect;
 pub mod program;
-pub mod text;
-pub mod tokenizer;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod text;
+pub mod tokenizer;
