@@ -115,12 +115,12 @@ fn a_placement_that_cannot_be_had_is_refused_with_its_own_code() {
     };
     plan("--pp-layers", "1,x", "pp_layers_parse", "x");
     plan("--pp-layers", "1,2", "pp_layers_sum", "4");
-    plan("--max-seq", "0", "out_of_range", "max_seq");
+    plan("--max-seq", "0", "placement_out_of_range", "max_seq");
     plan("--max-seq", "513", "max_seq_beyond_model", "512");
-    plan("--cpu-workers", "5", "too_many_stages", "4");
+    plan("--cpu-workers", "5", "too_few_layers", "4");
     plan("--devices", "0,1", "no_gpu_workers", "0,1");
-    plan("--gpu-layer-budget", "auto", "budget_without_gpu", "auto");
-    plan("--offload-exec", "pcie", "pcie_without_gpu", "pcie");
+    plan("--gpu-layer-budget", "auto", "gpu_layer_budget_without_gpu", "auto");
+    plan("--offload-exec", "pcie", "offload_exec_without_gpu", "pcie");
     plan("--kv-type", "q8", "kv_type_unknown", "q8");
     assert_refused(
         &["plan", "-m", text(&tiny), "--pp", "3", "--pp-layers", "2,2"],
@@ -198,6 +198,23 @@ fn text_becomes_ids_and_ids_become_the_same_text() {
         run_with_input(&[&["tokenize"], &model[..], &["--parse-special"]].concat(), b"<|im_end|>").json();
     assert!(plain.as_array().unwrap().len() > 1);
     assert_eq!(special.as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_file_that_does_not_say_how_it_splits_text_is_refused_unless_the_user_says_it() {
+    let models = Models::new();
+    let (named, nameless) = (models.tiny(), models.path("nameless.gguf"));
+    let mut file = TinyModel::new("qwen3").writer().unwrap();
+    std::fs::write(&nameless, file.remove("tokenizer.ggml.pre").to_bytes()).unwrap();
+    let tokenize = |model: &std::path::Path, more: &[&str]| {
+        run_with_input(&[&["tokenize", "-m", text(model)], more].concat(), b"the word 123")
+    };
+    let refused = tokenize(&nameless, &[]);
+    assert_eq!(refused.code, Some(3));
+    assert_one_error_line(&refused, "tokenizer.ggml.pre");
+    assert_eq!(run(&["inspect", text(&nameless)]).code, Some(3));
+    assert_eq!(tokenize(&nameless, &["--assume-pre", "qwen2"]).stdout, tokenize(&named, &[]).stdout);
+    assert_eq!(run(&["inspect", text(&nameless), "--assume-pre", "qwen2"]).code, Some(0));
 }
 
 #[test]

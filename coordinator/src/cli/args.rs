@@ -7,6 +7,7 @@ use crate::sampler::SamplingParams;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use serde_json::{Map, Value, json};
+use spillway_model::tokenizer::TokenizerOptions;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -57,6 +58,23 @@ pub struct ModelArgs {
     /// Model file (GGUF)
     #[arg(short = 'm', long = "model", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub model: PathBuf,
+    #[command(flatten)]
+    pub tokenizer: TokenizerArgs,
+}
+
+/// What the file leaves open about its tokenizer.
+#[derive(Debug, Args)]
+pub struct TokenizerArgs {
+    /// Split text as this pre-tokenizer does, whatever the file says
+    #[arg(long, value_name = "NAME")]
+    pub assume_pre: Option<String>,
+}
+
+impl TokenizerArgs {
+    /// The options as the tokenizer takes them.
+    pub fn options(&self) -> TokenizerOptions {
+        TokenizerOptions { assume_pre: self.assume_pre.clone() }
+    }
 }
 
 /// Which process runs which layers, and with how much memory.
@@ -303,6 +321,8 @@ pub struct InspectArgs {
     /// Model file (GGUF)
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
+    #[command(flatten)]
+    pub tokenizer: TokenizerArgs,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -34,7 +34,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
         return Err(Failure::Usage("there is nothing to measure; give -p or -n a number above 0".to_owned()));
     };
     let interrupts = Interrupts::install()?;
-    let prepared = Prepared::new(&args.model.model, TextNeed::Ignored, &placement(args, longest))?;
+    let prepared = Prepared::new(&args.model, TextNeed::Ignored, &placement(args, longest))?;
     let plan = prepared.plan.clone();
     let bandwidth = read_bandwidth(&plan);
     let session = prepared.start(&interrupts, &args.progress)?;

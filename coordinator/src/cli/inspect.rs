@@ -3,7 +3,7 @@
 use super::args::InspectArgs;
 use super::failure::Failure;
 use super::output;
-use crate::open::{TextNeed, open_model};
+use crate::open::{TextNeed, open_model_with};
 use crate::planner::bytes;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -40,7 +40,7 @@ struct Tensor {
 
 /// Prints the report.
 pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
-    let model = open_model(&args.file, TextNeed::Optional)?;
+    let model = open_model_with(&args.file, TextNeed::Optional, &args.tokenizer.options())?;
     let gguf = model.file().gguf();
     let report = Report {
         file: args.file.display().to_string(),

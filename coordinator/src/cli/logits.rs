@@ -28,7 +28,7 @@ struct Row {
 /// Prints a row per position.
 pub fn logits(args: &LogitsArgs) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
-    let prepared = Prepared::new(&args.model.model, TextNeed::Ignored, &placement(args))?;
+    let prepared = Prepared::new(&args.model, TextNeed::Ignored, &placement(args))?;
     let request = ScoreRequest { ids: args.ids.clone(), chunk: None };
     // What will be refused is refused before anything is loaded.
     request.check(&prepared.plan)?;

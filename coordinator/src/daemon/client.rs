@@ -5,8 +5,9 @@ use super::conversation::Conversation;
 use super::line::LineReader;
 use super::order::{Barrier, Order};
 use super::outbox::{Outbox, outbox};
-use super::service::{Service, stages};
+use super::service::{Service, Wanted, stages};
 use crate::planner::PlacementRequest;
+use spillway_model::tokenizer::TokenizerOptions;
 use spillway_protocol::jsonl::{
     Class, ErrorEvent, Event, Generate, LineError, Load, Loaded, PlacementParams, Rejected, Request,
     parse_line,
@@ -205,7 +206,9 @@ impl Client {
 
     async fn load(self: Arc<Self>, load: Load, mut barrier: Barrier) {
         let started = Instant::now();
-        let Load { id, model, progress, params } = load;
+        let Load { id, model, progress, assume_pre, params } = load;
+        let wanted =
+            Wanted { model, tokenizer: TokenizerOptions { assume_pre }, placement: placement(params) };
         barrier.admitted().await;
         let (outbox, progress_id) = (self.outbox.clone(), id.clone());
         let report = move |now: crate::workers::LoadProgress| {
@@ -214,7 +217,7 @@ impl Client {
                 outbox.push(&Event::Loading { id, stage: now.stage, done: now.done, total: now.total });
             }
         };
-        let result = self.service.load(&model, placement(params), barrier.earlier_ended(), report).await;
+        let result = self.service.load(wanted, barrier.earlier_ended(), report).await;
         let event = match result {
             Err(error) => Event::Error(error.event(id)),
             Ok(resident) => {
