@@ -24,7 +24,6 @@ use spillway_kernels::ops::attention::{AttentionScratch, KvElement, KvSpan};
 use spillway_kernels::ops::deltanet::{DeltaNetScratch, StateSpan};
 use spillway_kernels::ops::{Ops, OpsError, RopePairing, RopeTable};
 use spillway_kernels::pool::ThreadPool;
-use spillway_model::error::ModelError;
 use spillway_model::file::ModelFile;
 use spillway_model::program::{self, RESIDUAL, RopeSpec};
 use spillway_protocol::frame::{LogitsFrame, StepFrame};
@@ -95,9 +94,6 @@ pub enum BandError {
     /// An embedding row does not decode.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The model file.
-    #[error(transparent)]
-    Model(#[from] ModelError),
     /// A token that the vocabulary does not have.
     #[error(
         "token id {id} is not in the vocabulary of {vocab}; the request must be refused before it gets here"
@@ -135,7 +131,6 @@ impl BandError {
             BandError::Matmul(error) => error.code(),
             BandError::Activation(error) => error.code(),
             BandError::Format(error) => error.code(),
-            BandError::Model(error) => error.code(),
             BandError::TokenId { .. } => "token_id",
             BandError::StepSize { .. } => "step_size",
             BandError::NotHere(_) => "band_has_no_such_end",

@@ -207,3 +207,42 @@ fn report_panic(sender: &mut Sender<FromWorker>, panic: &(dyn Any + Send)) -> Re
     sender.send(&FromWorker::Failed { code: "internal".into(), message: message.clone() })?;
     Err(ProcessError::System { action: "serving", source: std::io::Error::other(message) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_protocol::channel::pair;
+
+    /// What the coordinator hears last, with the code of the error that ended the process.
+    fn heard(
+        end: impl FnOnce(&mut Sender<FromWorker>) -> Result<(), ProcessError>,
+    ) -> (FromWorker, &'static str) {
+        let (mut coordinator, worker) = pair().unwrap();
+        let (mut sender, _receiver) = worker.split();
+        let error = end(&mut sender).unwrap_err();
+        let Received::Message(message) = coordinator.receive(None).unwrap() else {
+            panic!("nothing was sent")
+        };
+        (message, error.code())
+    }
+
+    #[test]
+    fn a_failure_is_told_with_its_code() {
+        let (message, code) = heard(|sender| fail(sender, ProcessError::Node { node: 7 }));
+        let FromWorker::Failed { code: told, message } = message else { panic!("{message:?}") };
+        assert_eq!((told.as_str(), code), ("numa_node", "numa_node"));
+        assert!(message.contains("node 7"), "{message}");
+    }
+
+    #[test]
+    fn a_panic_is_told_as_internal_with_its_text() {
+        let panics: [Box<dyn Any + Send>; 3] =
+            [Box::new("plain"), Box::new(String::from("made")), Box::new(5)];
+        for (panic, text) in panics.into_iter().zip(["plain", "made", "no message"]) {
+            let (message, _) = heard(|sender| report_panic(sender, panic.as_ref()));
+            let FromWorker::Failed { code, message } = message else { panic!("{message:?}") };
+            assert_eq!(code, "internal");
+            assert!(message.contains(text), "{message}");
+        }
+    }
+}
