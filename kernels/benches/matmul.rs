@@ -6,6 +6,12 @@
 //! idle: `decode` of Q4_K, Q6_K, Q8_0 and Q4_1 reaches 80 % of `read`, `prefill` of Q4_K 120 Gmul/s, `pack` 1 GB/s of
 //! file bytes per thread. Compare numbers of one run only. `SPILLWAY_KERNELS` chooses the kernel set.
 
+#![allow(
+    clippy::expect_used,
+    clippy::cast_possible_truncation,
+    reason = "a benchmark stops by panicking; its numbers are small"
+)]
+
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use spillway_kernels::activations::Activations;
 use spillway_kernels::formats::{Format, InputForm};
@@ -51,7 +57,11 @@ fn product(c: &mut Criterion, group: &str, tokens: usize, rows: impl Fn(Format) 
         let matrix = matrix(&pool, format, rows(format));
         let mut out = vec![0.0; tokens * matrix.rows()];
         let macs = (tokens * matrix.rows() * COLS) as u64;
-        group.throughput(if decode { Throughput::Bytes(matrix.bytes() as u64) } else { Throughput::Elements(macs) });
+        group.throughput(if decode {
+            Throughput::Bytes(matrix.bytes() as u64)
+        } else {
+            Throughput::Elements(macs)
+        });
         group.bench_function(BenchmarkId::from_parameter(format.name()), |b| {
             b.iter(|| kernels.matmul(&pool, &inputs, &mut [MatmulJob::store(&matrix, &mut out)]));
         });
@@ -73,7 +83,8 @@ fn decode(c: &mut Criterion) {
     });
     group.finish();
     drop(words);
-    let rows = |format: Format| DECODE_BYTES / format.row_bytes(COLS).expect("2560 columns suit every format");
+    let rows =
+        |format: Format| DECODE_BYTES / format.row_bytes(COLS).expect("2560 columns suit every format");
     product(c, "decode", 1, rows, true);
 }
 
@@ -88,7 +99,9 @@ fn pack(c: &mut Criterion) {
         let bytes = file_bytes(format, 1024);
         let mut matrix = PackedMatrix::new(format, 1024, COLS).expect("memory for a matrix");
         group.throughput(Throughput::Bytes(bytes.len() as u64));
-        group.bench_function(BenchmarkId::from_parameter(format.name()), |b| b.iter(|| matrix.pack(&pool, &bytes)));
+        group.bench_function(BenchmarkId::from_parameter(format.name()), |b| {
+            b.iter(|| matrix.pack(&pool, &bytes))
+        });
     }
 }
 
