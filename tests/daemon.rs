@@ -8,10 +8,10 @@ use spillway_model::testing::TinyModel;
 use std::time::Duration;
 use support::{Conversation, Daemon, Models, eventually, holds_within, is_running, is_terminal};
 
-/// A stateless greedy request.
+/// A stateless request with a varied and reproducible answer.
 fn ask(id: &str, max_tokens: u32) -> Value {
     json!({"type": "generate", "id": id, "messages": [{"role": "user", "content": "the word"}],
-        "temperature": 0, "max_tokens": max_tokens, "ignore_eos": true})
+        "temperature": 1.5, "top_p": 1, "seed": 11, "max_tokens": max_tokens, "ignore_eos": true})
 }
 
 /// A request that runs until it is ended.
@@ -255,9 +255,10 @@ fn prompts_make_a_conversation_that_reset_forgets_and_messages_do_not_touch() {
     let mut daemon = Daemon::with_model(&models, json!({}));
     let client = &mut daemon.main;
     let turn = |client: &mut Conversation, prompt: &str| {
-        client
-            .send(json!({"type": "generate", "id": "t", "prompt": prompt, "system": "be", "temperature": 0,
-            "max_tokens": 8, "ignore_eos": true}));
+        client.send(
+            json!({"type": "generate", "id": "t", "prompt": prompt, "system": "be", "temperature": 1.5,
+            "max_tokens": 8, "ignore_eos": true}),
+        );
         client.answer("t")
     };
     let (first_text, first) = turn(client, "hello");
@@ -282,7 +283,7 @@ fn a_conversation_that_gets_too_long_starts_anew_and_says_so() {
     let mut resets = 0;
     for _ in 0..8 {
         client.send(
-            json!({"type": "generate", "id": "t", "prompt": "the word", "temperature": 0, "max_tokens": 24,
+            json!({"type": "generate", "id": "t", "prompt": "the word", "temperature": 1.5, "max_tokens": 24,
             "ignore_eos": true}),
         );
         let events = client.until(|event| event["id"] == "t" && is_terminal(event));

@@ -10,9 +10,12 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Runs a greedy `run --json` with further arguments; the lines.
-fn greedy(model: &Path, more: &[&str]) -> Vec<Value> {
-    let base = ["run", "-m", text(model), "-p", "the word", "--temp", "0", "--json"];
+/// Sampling that makes a tiny model say something varied, reproducibly.
+const VARIED: [&str; 7] = ["--temp", "1.5", "--top-p", "1", "--seed", "11", "--ignore-eos"];
+
+/// Runs `run --json` with further arguments; the lines.
+fn sampled(model: &Path, more: &[&str]) -> Vec<Value> {
+    let base = [&["run", "-m", text(model), "-p", "the word", "--json"], &VARIED[..]].concat();
     let ran = run(&[&base[..], more].concat());
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{ran:?}");
     ran.json_lines()
@@ -28,7 +31,7 @@ fn done(lines: &[Value]) -> &Value {
 fn the_last_line_of_run_has_the_whole_answer() {
     let models = Models::new();
     let tiny = models.tiny();
-    let lines = greedy(&tiny, &["-n", "8", "--ignore-eos"]);
+    let lines = sampled(&tiny, &["-n", "8"]);
     let last = done(&lines);
     assert_eq!(last["token_ids"].as_array().unwrap().len(), 8);
     assert_eq!(last["finish_reason"], "length");
@@ -54,7 +57,7 @@ fn the_prompt_may_be_an_option_an_argument_or_standard_input() {
 fn the_chat_template_is_used_unless_the_prompt_is_raw() {
     let models = Models::new();
     let tiny = models.tiny();
-    let ids = |more: &[&str]| done(&greedy(&tiny, &[&["-n", "0"], more].concat()))["prompt_ids"].clone();
+    let ids = |more: &[&str]| done(&sampled(&tiny, &[&["-n", "0"], more].concat()))["prompt_ids"].clone();
     let tokenized = |input: &str| {
         run_with_input(&["tokenize", "-m", text(&tiny), "--parse-special", "--no-bos"], input.as_bytes())
             .json()
@@ -69,7 +72,7 @@ fn the_chat_template_is_used_unless_the_prompt_is_raw() {
 #[test]
 fn no_tokens_asked_for_is_an_answer_without_text() {
     let models = Models::new();
-    let lines = greedy(&models.tiny(), &["-n", "0"]);
+    let lines = sampled(&models.tiny(), &["-n", "0"]);
     assert_eq!(lines.len(), 1);
     assert_eq!((&done(&lines)["text"], &done(&lines)["finish_reason"]), (&json!(""), &json!("length")));
 }
@@ -79,7 +82,7 @@ fn the_number_of_workers_does_not_change_the_answer() {
     let models = Models::new();
     let tiny = models.tiny();
     let answer = |workers| {
-        let lines = greedy(&tiny, &["-n", "12", "--ignore-eos", "--cpu-workers", workers]);
+        let lines = sampled(&tiny, &["-n", "12", "--cpu-workers", workers]);
         done(&lines)["token_ids"].clone()
     };
     let one = answer("1");
@@ -119,25 +122,30 @@ fn the_same_seed_gives_the_same_text_and_another_one_another() {
 }
 
 #[test]
-fn a_banned_token_is_not_generated() {
+fn greedy_takes_the_arg_max_and_a_banned_token_is_not_generated() {
     let models = Models::new();
     let tiny = models.tiny();
-    let first = |more: &[&str]| {
-        done(&greedy(&tiny, &[&["-n", "1", "--ignore-eos"], more].concat()))["token_ids"][0].clone()
-    };
-    let favourite = first(&[]);
-    assert_ne!(first(&["--logit-bias", &format!("{favourite}=-inf")]), favourite);
+    let base =
+        ["run", "-m", text(&tiny), "-p", "the word", "--temp", "0", "-n", "1", "--ignore-eos", "--json"];
+    let answer = |more: &[&str]| done(&run(&[&base[..], more].concat()).json_lines()).clone();
+    let greedy = answer(&[]);
+    let favourite = &greedy["token_ids"][0];
+    let ids: Vec<String> = greedy["prompt_ids"].as_array().unwrap().iter().map(Value::to_string).collect();
+    let rows = run(&["logits", "-m", text(&tiny), "--ids", &ids.join(","), "--json"]).json_lines();
+    assert_eq!(favourite, &rows.last().unwrap()["argmax"]);
+    let second = &rows.last().unwrap()["top"][1][0];
+    assert_eq!(&answer(&["--logit-bias", &format!("{favourite}=-inf")])["token_ids"][0], second);
 }
 
 #[test]
 fn a_stop_string_ends_the_answer_and_does_not_show() {
     let models = Models::new();
     let tiny = models.tiny();
-    let whole = done(&greedy(&tiny, &["-n", "40", "--ignore-eos"]))["text"].as_str().unwrap().to_owned();
+    let whole = done(&sampled(&tiny, &["-n", "40"]))["text"].as_str().unwrap().to_owned();
     let characters: Vec<char> = whole.chars().collect();
     // A stop string in the middle, of several characters, so that it is likely to span tokens.
     let stop: String = characters[characters.len() / 2..][..3.min(characters.len() / 2)].iter().collect();
-    let lines = greedy(&tiny, &["-n", "40", "--ignore-eos", "--stop", &stop]);
+    let lines = sampled(&tiny, &["-n", "40", "--stop", &stop]);
     let before = &whole[..whole.find(&stop).unwrap()];
     assert_eq!(done(&lines)["text"], before);
     assert_eq!(done(&lines)["finish_reason"], "stop");
@@ -150,8 +158,8 @@ fn a_stop_string_ends_the_answer_and_does_not_show() {
 fn without_json_the_answer_is_plain_text() {
     let models = Models::new();
     let tiny = models.tiny();
-    let wanted = done(&greedy(&tiny, &["-n", "8", "--ignore-eos"]))["text"].as_str().unwrap().to_owned();
-    let ran = run(&["run", "-m", text(&tiny), "the word", "--temp", "0", "-n", "8", "--ignore-eos"]);
+    let wanted = done(&sampled(&tiny, &["-n", "8"]))["text"].as_str().unwrap().to_owned();
+    let ran = run(&[&["run", "-m", text(&tiny), "the word", "-n", "8"], &VARIED[..]].concat());
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
     assert_eq!(ran.stdout, if wanted.ends_with('\n') { wanted } else { wanted + "\n" });
 }
@@ -232,7 +240,7 @@ fn bench_reports_speed_bytes_and_the_host() {
 fn chat_answers_a_turn_per_line_and_can_start_anew() {
     let models = Models::new();
     let tiny = models.tiny();
-    let base = ["chat", "-m", text(&tiny), "--temp", "0", "-n", "6", "--ignore-eos"];
+    let base = [&["chat", "-m", text(&tiny), "-n", "24"], &VARIED[..]].concat();
     let ran = run_with_input(&base, b"hello\n/reset\nhello\n/nonsense\n/help\n/quit\nnever said\n");
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(ran.stderr.contains("/nonsense"), "{ran:?}");
@@ -243,7 +251,8 @@ fn chat_answers_a_turn_per_line_and_can_start_anew() {
     // Without the reset the second turn sees the first.
     let ran = run_with_input(&base, b"hello\nhello\n");
     assert_eq!(ran.code, Some(0));
-    assert!(ran.stdout.starts_with(&answers[..half]) && ran.stdout != answers);
+    assert!(ran.stdout.starts_with(&answers[..half]), "{ran:?} {answers:?}");
+    assert_ne!(ran.stdout, answers);
 }
 
 #[test]

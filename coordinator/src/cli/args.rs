@@ -8,7 +8,6 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use serde_json::{Map, Value, json};
 use spillway_model::tokenizer::TokenizerOptions;
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Exit codes, shown below the help of the program.
@@ -47,9 +46,6 @@ pub enum Command {
     Daemon(DaemonArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
-    /// Run a band of layers (started by the program itself)
-    #[command(hide = true)]
-    WorkerCpu(WorkerCpuArgs),
 }
 
 /// The model file.
@@ -421,14 +417,6 @@ pub struct CompletionsArgs {
     pub shell: Shell,
 }
 
-/// `worker-cpu`: parsed by the worker itself.
-#[derive(Debug, Args)]
-pub struct WorkerCpuArgs {
-    /// What the coordinator passes
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub arguments: Vec<OsString>,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -440,8 +428,8 @@ mod tests {
     }
 
     #[test]
-    fn every_visible_flag_has_help() {
-        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+    fn every_flag_has_help() {
+        for command in Cli::command().get_subcommands() {
             for flag in command.get_arguments() {
                 assert!(flag.get_help().is_some(), "{} {}", command.get_name(), flag.get_id());
             }

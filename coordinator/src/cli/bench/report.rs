@@ -164,7 +164,7 @@ pub fn heading(plan: &Plan, bandwidth: Option<ReadBandwidth>) -> String {
     let read =
         bandwidth.map_or_else(|| "unknown".to_owned(), |read| format!("{}/s", bytes(whole(read.best))));
     format!(
-        "{} · {} stages · memory read {read}\n{:<10} {:>7} {:>7}  {:>10} {:>10} {:>10}  {:>11}  bandwidth\n",
+        "{} · stages: {} · memory read {read}\n{:<10} {:>7} {:>7}  {:>10} {:>10} {:>10}  {:>11}  bandwidth\n",
         plan.model.path.display(),
         plan.stages.len(),
         "test",
