@@ -3,9 +3,10 @@
 #[path = "support/engine.rs"]
 mod fixture;
 
-use fixture::{answer, greedy, logits, open, placement, prompt, start, submit, tiny};
+use fixture::{answer, greedy, logits, open, options, placement, prompt, start, submit, tiny, try_start};
 use spillway::engine::{
-    BenchRequest, ErrorClass, FinishReason, GenerateEvent, GenerateRequest, RequestError,
+    BenchRequest, EngineOptions, ErrorClass, FinishReason, GenerateEvent, GenerateRequest, RequestError,
+    ScoreRequest,
 };
 use spillway::planner::PlacementRequest;
 use spillway::sampler::SamplingParams;
@@ -64,18 +65,26 @@ fn varied(index: u32) -> GenerateRequest {
 fn answers_do_not_depend_on_what_runs_beside_them() {
     for architecture in ["llama", "qwen35"] {
         let file = tiny(&TinyModel::new(architecture));
-        let engine = start(&file.path, &PlacementRequest { chunk: Some(48), ..placement(2) });
-        let alone: Vec<_> = (0..5).map(|index| answer(&engine, varied(index))).collect();
-        // One more than there are slots, all at once.
-        let together: Vec<_> = (0..5).map(|index| submit(&engine, varied(index))).collect();
-        for (alone, together) in alone.iter().zip(&together) {
-            let together = together.done();
-            assert_eq!(
-                (&alone.token_ids, &alone.text),
-                (&together.token_ids, &together.text),
-                "{architecture}"
-            );
-            assert_eq!(alone.token_ids.len(), 24);
+        let request = PlacementRequest { chunk: Some(48), ..placement(3) };
+        let alone: Vec<_> = {
+            let engine = start(&file.path, &request);
+            (0..5).map(|index| answer(&engine, varied(index))).collect()
+        };
+        // One step in the pipeline, and one per stage.
+        for steps_in_flight in [1, 3] {
+            let options = EngineOptions { steps_in_flight: Some(steps_in_flight), ..options() };
+            let engine = try_start(&open(&file.path), &request, options).unwrap();
+            // One request more than there are slots, all at once.
+            let together: Vec<_> = (0..5).map(|index| submit(&engine, varied(index))).collect();
+            for (alone, together) in alone.iter().zip(&together) {
+                let together = together.done();
+                assert_eq!(
+                    (&alone.token_ids, &alone.text),
+                    (&together.token_ids, &together.text),
+                    "{architecture}"
+                );
+                assert_eq!(alone.token_ids.len(), 24);
+            }
         }
     }
 }
@@ -212,7 +221,7 @@ fn the_answer_is_clipped_to_the_context() {
 fn scoring_can_be_broken_off_and_leaves_nothing_behind() {
     let file = tiny(&TinyModel::new("qwen3"));
     let engine = start(&file.path, &placement(2));
-    let request = spillway::engine::ScoreRequest { ids: prompt(1, 200), chunk: Some(8) };
+    let request = ScoreRequest { ids: prompt(1, 200), chunk: Some(8) };
     let mut rows = 0;
     let result = engine.score(&request, &mut |_, _| {
         rows += 1;
@@ -239,5 +248,26 @@ fn a_bench_is_timed_and_leaves_answers_alone() {
     assert!(status.ready && status.stages.len() == 2 && status.tokens_done > 0);
     for stage in status.stages {
         assert!(stage.steps > 0 && stage.busy_ns > 0 && !stage.loaded.kernels.is_empty());
+    }
+}
+
+/// A plan is only worth its refusals if workers keep to it.
+#[test]
+fn workers_allocate_what_the_plan_charges() {
+    let folder = oracles();
+    let files = ["qwen35/qwen35-Q4_K_M.gguf", "llama/llama-f16.gguf"];
+    let real = folder.iter().flat_map(|folder| files.map(|file| folder.join(file)));
+    let tiny = tiny(&TinyModel::new("qwen35").q8_0());
+    for path in real.chain([tiny.path.clone()]) {
+        let engine = start(&path, &placement(2));
+        for (planned, stage) in engine.plan().stages.iter().zip(engine.status().stages) {
+            let (charged, held) = (planned.bytes.private() - planned.bytes.rings, stage.loaded.host_bytes);
+            assert!(
+                held <= charged && held * 10 >= charged * 9,
+                "{}: charged {charged}, allocated {held}: {:?}",
+                path.display(),
+                planned.bytes
+            );
+        }
     }
 }

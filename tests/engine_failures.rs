@@ -7,17 +7,18 @@
 mod fixture;
 
 use fixture::{
-    NOBODY, PATIENCE, answer, children, descriptors, exists, greedy, open, placement, prompt, start, submit,
-    tiny, try_start,
+    NOBODY, PATIENCE, answer, children, descriptors, exists, greedy, open, options, placement, prompt, start,
+    submit, tiny, try_start,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use spillway::engine::{Engine, ErrorClass, GenerateEvent};
-use spillway::planner::PlacementRequest;
+use spillway::engine::{Engine, EngineOptions, ErrorClass, GenerateEvent};
+use spillway::planner::{Machine, PlacementRequest, plan};
 use spillway_model::testing::TinyModel;
-use std::fs::OpenOptions;
+use std::fs::{OpenOptions, Permissions};
 use std::io::Write;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,9 +32,9 @@ fn pids(engine: &Engine) -> Vec<u32> {
     engine.status().stages.iter().map(|stage| stage.pid).collect()
 }
 
-fn kill_worker(engine: &Engine, stage: usize) {
+fn signal_worker(engine: &Engine, stage: usize, signal: Signal) {
     let pid = i32::try_from(pids(engine)[stage]).unwrap();
-    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    kill(Pid::from_raw(pid), signal).unwrap();
 }
 
 #[test]
@@ -46,7 +47,7 @@ fn a_killed_worker_ends_every_request_once_and_the_engine_says_why() {
         let workers = pids(&engine);
         let running: Vec<_> = (0..6).map(|seed| submit(&engine, greedy(&prompt(seed, 30), 200))).collect();
         running[0].tokens(3);
-        kill_worker(&engine, stage);
+        signal_worker(&engine, stage, Signal::SIGKILL);
         let killed = Instant::now();
         for request in &running {
             let GenerateEvent::Failed(error) = request.end() else { panic!("{:?}", request.id) };
@@ -74,7 +75,7 @@ fn the_death_of_an_idle_worker_is_noticed() {
     let _turn = take_turn();
     let file = tiny(&TinyModel::new("llama"));
     let engine = start(&file.path, &placement(2));
-    kill_worker(&engine, 1);
+    signal_worker(&engine, 1, Signal::SIGKILL);
     let deadline = Instant::now() + PATIENCE;
     while engine.status().ready {
         assert!(Instant::now() < deadline, "unnoticed");
@@ -150,18 +151,70 @@ fn dropping_the_last_handle_ends_the_workers() {
     assert_eq!(children(), NOBODY);
 }
 
+/// A stand-in for the worker: a shell script whose descriptor 3 is the control channel.
+fn impostor(folder: &Path, script: &str) -> PathBuf {
+    let path = folder.join("worker");
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+    path
+}
+
+/// What a worker does instead of starting, the code it gives, and what the sentence says.
 #[test]
-fn workers_that_cannot_start_are_an_error_and_leave_nothing() {
+fn workers_that_do_not_start_are_an_error_and_leave_nothing() {
     let _turn = take_turn();
     let file = tiny(&TinyModel::new("llama"));
     let model = open(&file.path);
+    let folder = tempfile::tempdir().unwrap();
     let before = descriptors();
-    for (exe, code) in [("/nonexistent/spillway", "worker_spawn_failed"), ("/bin/true", "worker_died")] {
-        let error = try_start(&model, &placement(3), Path::new(exe)).unwrap_err();
-        assert_eq!(error.code(), code, "{error}");
+    let table = [
+        ("exit 7", "worker_died", "exit code 7"),
+        ("kill -SEGV $$", "worker_died", "signal 11"),
+        // Gone without ending.
+        ("exec 3>&-; exec sleep 100", "worker_died", "closed its control channel"),
+        // Hello of protocol 99.
+        (r"printf '\003\000\000\000\000\143\001' >&3; exec sleep 100", "worker_protocol", "protocol 99"),
+        // A frame of no bytes.
+        (r"printf '\000\000\000\000' >&3; exec sleep 100", "worker_protocol", "frame of 0 bytes"),
+        // Loaded, without having been asked to load.
+        (
+            r"printf '\007\000\000\000\002\000\000\000\000\000\000' >&3; exec sleep 100",
+            "worker_protocol",
+            "Starting",
+        ),
+    ];
+    for (script, code, words) in table {
+        let options = EngineOptions { worker_exe: Some(impostor(folder.path(), script)), ..options() };
+        let error = try_start(&model, &placement(3), options).unwrap_err();
+        assert_eq!(error.code(), code, "{script}: {error}");
+        assert!(error.to_string().contains(words), "{script}: {error}");
         assert_eq!(children(), NOBODY);
         assert_eq!(descriptors(), before);
     }
+    let options = EngineOptions { worker_exe: Some("/nonexistent/spillway".into()), ..options() };
+    let error = try_start(&model, &placement(3), options).unwrap_err();
+    assert_eq!(error.code(), "worker_spawn_failed", "{error}");
+    assert_eq!(descriptors(), before);
+}
+
+#[test]
+fn a_worker_that_does_not_end_is_killed() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("llama"));
+    let engine = start(&file.path, &placement(2));
+    signal_worker(&engine, 0, Signal::SIGSTOP);
+    let stopped = Instant::now();
+    engine.shutdown();
+    assert!(stopped.elapsed() >= Duration::from_secs(2), "it had its time");
+    assert_eq!(children(), NOBODY);
+}
+
+#[test]
+fn a_plan_of_another_model_is_refused() {
+    let [one, other] = [tiny(&TinyModel::new("llama")), tiny(&TinyModel::new("qwen3"))];
+    let plan = plan(open(&one.path).summary(), &Machine::detect(), &placement(1)).unwrap();
+    let error = Engine::start(open(&other.path), plan, options(), |_| {}).unwrap_err();
+    assert_eq!(error.code(), "plan_mismatch");
 }
 
 #[test]
@@ -170,7 +223,7 @@ fn a_file_that_changed_after_planning_is_not_loaded() {
     let file = tiny(&TinyModel::new("llama"));
     let model = open(&file.path);
     OpenOptions::new().append(true).open(&file.path).unwrap().write_all(&[0; 64]).unwrap();
-    let error = try_start(&model, &placement(2), Path::new(env!("CARGO_BIN_EXE_spillway"))).unwrap_err();
+    let error = try_start(&model, &placement(2), options()).unwrap_err();
     assert_eq!(error.code(), "worker_failed");
     assert!(error.to_string().contains("bytes"), "{error}");
     assert_eq!(children(), NOBODY);

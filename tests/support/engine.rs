@@ -47,18 +47,23 @@ pub fn open(path: &Path) -> Arc<LoadedModel> {
     Arc::new(open_model(path, TextNeed::Optional).unwrap())
 }
 
+/// Options of the tests: workers are the built program, four requests may wait.
+pub fn options() -> EngineOptions {
+    let worker_exe = Some(env!("CARGO_BIN_EXE_spillway").into());
+    EngineOptions { worker_exe, queue: Some(4), ..Default::default() }
+}
+
 pub fn try_start(
     model: &Arc<LoadedModel>,
     request: &PlacementRequest,
-    exe: &Path,
+    options: EngineOptions,
 ) -> Result<Engine, EngineError> {
     let plan = plan(model.summary(), &Machine::detect(), request).unwrap();
-    let options = EngineOptions { worker_exe: Some(exe.into()), queue: Some(4) };
     Engine::start(model.clone(), plan, options, |_| {})
 }
 
 pub fn start(path: &Path, request: &PlacementRequest) -> Engine {
-    try_start(&open(path), request, Path::new(env!("CARGO_BIN_EXE_spillway"))).unwrap()
+    try_start(&open(path), request, options()).unwrap()
 }
 
 /// A greedy request.

@@ -53,6 +53,9 @@ pub struct EngineOptions {
     pub worker_exe: Option<PathBuf>,
     /// Requests that may wait for a slot; default 256.
     pub queue: Option<usize>,
+    /// Steps that may be in the pipeline at once; default: one per stage where every stage has CPUs of its own, else one
+    /// (see [`steps_in_flight`](crate::planner::steps_in_flight)).
+    pub steps_in_flight: Option<usize>,
 }
 
 /// A handle to a running engine; clones share it. The engine ends with [`Engine::shutdown`] or when the last handle is

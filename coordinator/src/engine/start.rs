@@ -96,7 +96,9 @@ impl Launch {
 
     fn serve(self, workers: Workers, epoch: u64, news: &Sender<News>) {
         let limits = FrameLimits::new(&self.plan.limits, self.plan.model.d_model, self.plan.model.vocab);
-        let steps_in_flight = steps_in_flight(&self.plan);
+        // More steps than stages would only wait in rings.
+        let asked = self.options.steps_in_flight.unwrap_or_else(|| steps_in_flight(&self.plan));
+        let steps_in_flight = asked.clamp(1, self.plan.stages.len());
         let pipeline = Pipeline::new(workers, limits, epoch);
         let shared = Arc::new(Shared::new(pipeline.views(), limits.kv_blocks));
         let mut driver = Driver {

@@ -24,10 +24,11 @@ enum Phase {
 }
 
 impl Phase {
-    fn limit(self) -> Option<(Duration, &'static str)> {
+    /// What a worker that has been silent for so long should have done by now.
+    fn overdue(self, silence: Duration) -> Option<&'static str> {
         match self {
-            Phase::Starting => Some((HELLO_LIMIT, "starting")),
-            Phase::Loading => Some((LOAD_LIMIT, "loading")),
+            Phase::Starting => (silence > HELLO_LIMIT).then_some("starting"),
+            Phase::Loading => (silence > LOAD_LIMIT).then_some("loading"),
             Phase::Loaded => None,
         }
     }
@@ -112,11 +113,13 @@ fn load_message(worker: &Worker, plan: &Plan, epoch: u64) -> ToWorker {
 }
 
 fn check_silence(worker: &Worker, state: &Loading) -> Result<(), WorkerError> {
-    match state.phase.limit() {
-        Some((limit, phase)) if state.last_news.elapsed() > limit => {
-            Err(WorkerError::Silent { worker: worker.name(), seconds: limit.as_secs(), phase })
-        }
-        _ => Ok(()),
+    match state.phase.overdue(state.last_news.elapsed()) {
+        Some(phase) => Err(WorkerError::Silent {
+            worker: worker.name(),
+            seconds: state.last_news.elapsed().as_secs(),
+            phase,
+        }),
+        None => Ok(()),
     }
 }
 
@@ -158,5 +161,18 @@ impl Worker {
             Err(ChannelError::Closed) => Err(self.died()),
             Err(error) => Err(self.protocol_error(error.to_string())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_is_judged_by_what_a_worker_has_to_do() {
+        let overdue = |phase: Phase, seconds| phase.overdue(Duration::from_secs(seconds));
+        assert_eq!((overdue(Phase::Starting, 20), overdue(Phase::Starting, 21)), (None, Some("starting")));
+        assert_eq!((overdue(Phase::Loading, 60), overdue(Phase::Loading, 61)), (None, Some("loading")));
+        assert_eq!(overdue(Phase::Loaded, 9999), None, "who has loaded waits for the others");
     }
 }
