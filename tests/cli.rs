@@ -1,5 +1,7 @@
 //! The command line through the real program: help, answers, refusals and exit codes.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use serde_json::{Value, json};

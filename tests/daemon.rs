@@ -1,5 +1,7 @@
 //! Conversations with the daemon: what is accepted, what is refused, and that neither disturbs the other.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use nix::sys::signal::Signal;

@@ -1,5 +1,7 @@
 //! `run`, `chat`, `logits` and `bench` through the real program and its worker processes.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use serde_json::{Value, json};

@@ -1,5 +1,7 @@
 //! What happens to commands and workers when something is killed, interrupted or not listened to.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use nix::sys::signal::Signal;
