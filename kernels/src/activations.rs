@@ -4,8 +4,9 @@
 //! [`X_BLOCK`] values becomes 8-bit codes `round(x / scale)` with `scale = max|x| / 127`, one form for every weight
 //! format. Floating-point weights read the f32 values.
 //!
-//! Tokens are grouped in *panels* of up to [`PANEL`] tokens; the last panel is as narrow as it needs to be. With `w`
-//! tokens to a panel, a block of 32 columns is `12 · w` words of 32 bits, each `[..][w]` with the token innermost:
+//! Tokens are grouped in *panels* of [`PANEL`] tokens, the last one padded with zeros; a single token that is left over
+//! makes a panel of one. In a panel `w` tokens wide, a block of 32 columns is `12 · w` words of 32 bits, each `[..][w]`
+//! with the token innermost:
 //!
 //! | words | content |
 //! |---|---|
@@ -17,6 +18,8 @@
 //! The f32 form of a panel is `[cols][w]`.
 
 mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod simd;
 
 use crate::disjoint::Disjoint;
 use crate::formats::InputForm;
@@ -24,8 +27,8 @@ use crate::isa::KernelSet;
 use crate::pool::{ChunkQueue, ThreadPool};
 use thiserror::Error;
 
-/// Most tokens of a panel.
-pub(crate) const PANEL: usize = 8;
+/// Tokens of a wide panel: their sums fit the registers of every kernel set, and share the work of unpacking weights.
+pub(crate) const PANEL: usize = 4;
 /// Columns that share a scale.
 pub(crate) const X_BLOCK: usize = 32;
 /// 32-bit words of a block, per token.
@@ -46,6 +49,11 @@ pub(crate) struct QuantizedBlock {
     pub(crate) sums: [i32; 2],
 }
 
+impl QuantizedBlock {
+    /// A block with an infinite or undefined value.
+    const UNDEFINED: Self = Self { words: [0; X_BLOCK / 4], scale: f32::NAN, sums: [0; 2] };
+}
+
 /// Quantises the tokens of one panel: rows of `cols` values in, words in the panel's layout out.
 ///
 /// # Safety
@@ -56,7 +64,12 @@ type QuantizePanel = unsafe fn(rows: &[f32], cols: usize, out: &mut [i32]);
 fn quantize_panel(set: KernelSet) -> QuantizePanel {
     match set {
         KernelSet::Scalar => scalar::panel,
-        KernelSet::Avx2 | KernelSet::Avx512 | KernelSet::Avx512Vnni => scalar::panel,
+        #[cfg(target_arch = "x86_64")]
+        KernelSet::Avx2 => simd::panel_avx2,
+        #[cfg(target_arch = "x86_64")]
+        KernelSet::Avx512 | KernelSet::Avx512Vnni => simd::panel_avx512,
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => scalar::panel,
     }
 }
 
@@ -95,6 +108,7 @@ impl Activations {
     /// A buffer that will not allocate for up to `tokens` × `cols` values in the given forms.
     pub fn with_capacity(tokens: usize, cols: usize, forms: &[InputForm]) -> Self {
         let mut new = Self::default();
+        let tokens = tokens.next_multiple_of(PANEL);
         if forms.contains(&InputForm::Int8) {
             new.int8.reserve_exact(tokens * token_words(cols));
         }
@@ -133,14 +147,14 @@ impl Activations {
         self.tokens.div_ceil(PANEL)
     }
 
-    /// Tokens of a panel.
-    pub(crate) fn width(&self, panel: usize) -> usize {
-        PANEL.min(self.tokens - panel * PANEL)
+    /// Tokens of a panel, without padding.
+    pub(crate) fn panel_tokens(&self, panel: usize) -> usize {
+        panel_tokens(self.tokens, panel)
     }
 
     /// Words of one panel in the given form.
     pub(crate) fn panel(&self, panel: usize, form: InputForm) -> &[i32] {
-        let width = self.width(panel);
+        let width = panel_width(self.panel_tokens(panel));
         match form {
             InputForm::Int8 => {
                 let words = token_words(self.cols);
@@ -176,20 +190,29 @@ impl Activations {
         (self.tokens, self.cols) = (tokens, cols);
         let words = if forms.contains(&InputForm::Int8) { token_words(cols) } else { 0 };
         let floats = if forms.contains(&InputForm::F32) { cols } else { 0 };
-        self.int8.resize(tokens * words, 0);
-        self.float.resize(tokens * floats, 0.0);
+        let stored = match tokens % PANEL {
+            0 | 1 => tokens,
+            _ => tokens.next_multiple_of(PANEL),
+        };
+        self.int8.resize(stored * words, 0);
+        self.float.resize(stored * floats, 0.0);
 
         let int8 = Disjoint::new(&mut self.int8);
         let float = Disjoint::new(&mut self.float);
         let quantize = quantize_panel(set);
         let prepare_panel = |panel: usize| {
             let first = panel * PANEL;
-            let width = PANEL.min(tokens - first);
-            let rows = &rows[first * cols..][..width * cols];
+            let real = panel_tokens(tokens, panel);
+            let width = panel_width(real);
+            let rows = &rows[first * cols..][..real * cols];
             // SAFETY: every panel is prepared once, and panels do not overlap.
             let (int8, float) = unsafe {
                 (int8.part(first * words, width * words), float.part(first * floats, width * floats))
             };
+            if real < width {
+                int8.fill(0);
+                float.fill(0.0);
+            }
             if !int8.is_empty() {
                 // SAFETY: the caller holds `Kernels`, which exist only for sets the CPU has.
                 unsafe { quantize(rows, cols, int8) };
@@ -213,14 +236,24 @@ impl Activations {
     }
 }
 
+/// Tokens of panel `panel` of `tokens`, without padding.
+fn panel_tokens(tokens: usize, panel: usize) -> usize {
+    PANEL.min(tokens - panel * PANEL)
+}
+
+/// Tokens stored in a panel of `tokens` real ones.
+pub(crate) fn panel_width(tokens: usize) -> usize {
+    if tokens == 1 { 1 } else { PANEL }
+}
+
 /// Words of one token's 8-bit form.
 fn token_words(cols: usize) -> usize {
     cols.div_ceil(X_BLOCK) * X_BLOCK_WORDS
 }
 
-/// Writes rows column by column.
+/// Writes rows column by column, into a panel as wide as `out` has room for.
 fn interleave(rows: &[f32], cols: usize, out: &mut [f32]) {
-    let width = rows.len() / cols;
+    let width = out.len() / cols;
     if width == 1 {
         return out.copy_from_slice(rows);
     }
@@ -239,7 +272,7 @@ fn write_panel(
     out: &mut [i32],
     block: impl Fn(&[f32; X_BLOCK]) -> QuantizedBlock,
 ) {
-    let width = rows.len() / cols;
+    let width = out.len() / token_words(cols);
     for (token, row) in rows.chunks_exact(cols).enumerate() {
         let (blocks, rest) = row.as_chunks::<X_BLOCK>();
         let mut last = [0.0; X_BLOCK];

@@ -192,6 +192,14 @@ pub enum FormatError {
         /// Bytes there are.
         bytes: usize,
     },
+    /// There is no such row.
+    #[error("a matrix of {rows} rows has no row {row}")]
+    Row {
+        /// Row asked for.
+        row: usize,
+        /// Rows of the matrix.
+        rows: usize,
+    },
     /// The matrix is larger than an address space.
     #[error("a {format} matrix of {rows} x {cols} is larger than this machine can address", format = format.name())]
     TooLarge {
@@ -210,6 +218,7 @@ impl FormatError {
         match self {
             FormatError::Columns { .. } => "weight_columns",
             FormatError::Length { .. } => "weight_length",
+            FormatError::Row { .. } => "weight_row",
             FormatError::TooLarge { .. } => "weight_too_large",
         }
     }

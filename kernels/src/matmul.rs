@@ -56,7 +56,8 @@ use thiserror::Error;
 ///
 /// # Safety
 /// The CPU has the instructions of the kernel set that the function belongs to; `tile` is a tile of the function's
-/// format, `panel` a panel of as many columns in the format's input form, `out` has the panel's width.
+/// format, `panel` a panel of as many columns in the format's input form, `out` has the panel's width, 1 or
+/// [`PANEL`](crate::activations::PANEL).
 type TileKernel = unsafe fn(tile: &[u8], panel: &[i32], out: &mut [[f32; TILE_ROWS]]);
 
 /// One kernel per format.

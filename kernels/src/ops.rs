@@ -11,9 +11,9 @@ mod memory;
 mod rope;
 mod rows;
 mod table;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod testing;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;
 
 pub use rope::{RopePairing, RopeTable};
@@ -190,8 +190,10 @@ impl Ops {
     /// [`OpsError::Shape`] when the lengths differ.
     pub fn silu_mul(&self, pool: &ThreadPool, gate: &mut [f32], up: &[f32]) -> Result<(), OpsError> {
         check("gated activation", up.len(), gate.len())?;
-        // SAFETY (of the kernel calls): equal lengths; `self` proves the instruction set.
-        for_runs(pool, gate, up, |gate, up| unsafe { (self.table.silu_mul)(gate, up) });
+        for_runs(pool, gate, up, |gate, up| {
+            // SAFETY: equal lengths; `self` proves the instruction set.
+            unsafe { (self.table.silu_mul)(gate, up) }
+        });
         Ok(())
     }
 
@@ -201,8 +203,10 @@ impl Ops {
     /// [`OpsError::Shape`] when the lengths differ.
     pub fn sigmoid_mul(&self, pool: &ThreadPool, dst: &mut [f32], gate: &[f32]) -> Result<(), OpsError> {
         check("gate", gate.len(), dst.len())?;
-        // SAFETY (of the kernel calls): equal lengths; `self` proves the instruction set.
-        for_runs(pool, dst, gate, |dst, gate| unsafe { (self.table.sigmoid_mul)(dst, gate) });
+        for_runs(pool, dst, gate, |dst, gate| {
+            // SAFETY: equal lengths; `self` proves the instruction set.
+            unsafe { (self.table.sigmoid_mul)(dst, gate) }
+        });
         Ok(())
     }
 
@@ -212,8 +216,10 @@ impl Ops {
     /// [`OpsError::Shape`] when the lengths differ.
     pub fn add(&self, pool: &ThreadPool, dst: &mut [f32], src: &[f32]) -> Result<(), OpsError> {
         check("residual", src.len(), dst.len())?;
-        // SAFETY (of the kernel calls): equal lengths; `self` proves the instruction set.
-        for_runs(pool, dst, src, |dst, src| unsafe { (self.table.add)(dst, src) });
+        for_runs(pool, dst, src, |dst, src| {
+            // SAFETY: equal lengths; `self` proves the instruction set.
+            unsafe { (self.table.add)(dst, src) }
+        });
         Ok(())
     }
 

@@ -188,12 +188,11 @@ impl PackedMatrix {
     /// Decodes one row to the exact values it stands for; `out` holds [`PackedMatrix::cols`] values.
     ///
     /// # Errors
-    /// [`FormatError::Length`] when `out` has another length.
-    ///
-    /// # Panics
-    /// When there is no such row.
+    /// [`FormatError::Row`] when there is no such row, [`FormatError::Length`] when `out` has another length.
     pub fn decode_row(&self, row: usize, out: &mut [f32]) -> Result<(), FormatError> {
-        assert!(row < self.rows, "row {row} of {}", self.rows);
+        if row >= self.rows {
+            return Err(FormatError::Row { row, rows: self.rows });
+        }
         if out.len() != self.cols {
             let expected = self.format.row_bytes(self.cols)?;
             return Err(FormatError::Length {

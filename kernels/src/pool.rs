@@ -241,7 +241,7 @@ impl Spin for Budget {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::thread::JoinHandleExt;

@@ -1,5 +1,7 @@
 //! Weight formats against golden vectors that the reference package made (`data/generate.py`).
 
+#![allow(clippy::panic, reason = "a test fails by panicking")]
+
 use spillway_kernels::formats::Format;
 use std::path::Path;
 

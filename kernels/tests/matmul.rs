@@ -1,5 +1,7 @@
 //! Matrix products: every kernel set of this CPU, every format.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use proptest::prelude::*;
 use spillway_kernels::activations::Activations;
 use spillway_kernels::formats::{Format, InputForm};
@@ -356,4 +358,17 @@ fn wrong_shapes_are_refused() {
     let job = MatmulJob::store(&matrix, &mut out[..4]).with_bias(Some(&[0.0; 3]));
     assert_eq!(kernels.matmul(&pool, &inputs, &mut [job]).unwrap_err().code(), "matmul_bias");
     assert_eq!(out, [1.0; 8]);
+
+    assert_eq!(matrix.decode_row(4, &mut [0.0; 64]).unwrap_err().code(), "weight_row");
+    assert_eq!(matrix.decode_row(0, &mut [0.0; 63]).unwrap_err().code(), "weight_length");
+    assert_eq!(PackedMatrix::new(Format::Q8_0, 4, 63).unwrap_err().code(), "weight_columns");
+    assert_eq!(PackedMatrix::new(Format::F32, usize::MAX, 2).unwrap_err().code(), "weight_too_large");
+    let mut matrix = PackedMatrix::new(Format::Q8_0, 40, 64).unwrap();
+    assert_eq!(matrix.pack(&pool, &[0; 40 * 68 - 1]).unwrap_err().code(), "weight_length");
+    let mut chunks = matrix.chunks(2);
+    let (mut first, mut last) = (chunks.next().unwrap(), chunks.next().unwrap());
+    assert_eq!((first.first_row(), first.rows(), last.first_row(), last.rows()), (0, 32, 32, 8));
+    assert_eq!(first.pack(&[0; 68]).unwrap_err().code(), "weight_length");
+    last.pack(&[0; 8 * 68]).unwrap();
+    assert!(chunks.next().is_none());
 }

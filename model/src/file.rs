@@ -1,6 +1,6 @@
 //! A model file, ready to be run: container, configuration and program, checked against each other.
 
-use crate::arch::{self, Architecture, refuse_keys, refuse_tensors};
+use crate::arch::{self, Architecture};
 use crate::config::{self, ModelConfig};
 use crate::error::ModelError;
 use crate::gguf::{GgmlType, Gguf, TensorInfo};
@@ -44,9 +44,11 @@ impl ModelFile {
     /// Checks the model in an opened container.
     pub fn from_gguf(gguf: Gguf) -> Result<ModelFile, ModelError> {
         let metadata = gguf.metadata();
+        config::refuse_parts(metadata)?;
         let architecture = Architecture::find(config::architecture(metadata)?)?;
+        // Before the configuration: a model of another kind lacks keys, which would be the less helpful refusal.
+        arch::refuse_keys(metadata, architecture.name)?;
         let config = ModelConfig::from_metadata(metadata, architecture.name, architecture.hybrid)?;
-        refuse_keys(metadata, architecture.name, config.context_length)?;
         let divisors = rope_divisors(&gguf, config.rope.rotary_dim / 2)?;
         let program =
             architecture.program(&config, &|name| gguf.tensor(name).is_some(), divisors.as_deref())?;
@@ -129,26 +131,23 @@ fn rope_divisors(gguf: &Gguf, pairs: usize) -> Result<Option<Vec<f32>>, ModelErr
     }
 }
 
-/// Notes on tensors and settings that a run does not use; those it would have to use are refused.
+/// Notes on keys and tensors that a run does not use; tensors it would have to use are refused.
 fn unused(gguf: &Gguf, config: &ModelConfig, program: &Program) -> Result<Vec<String>, ModelError> {
     let used: HashSet<&str> = program.weights().map(|w| w.name.as_str()).chain([ROPE_DIVISORS]).collect();
-    let unused = || gguf.tensors().iter().map(|t| t.name.as_ref()).filter(|name| !used.contains(name));
-    let of_skipped = |name: &str| arch::layer_of(name).is_some_and(|layer| layer >= config.layers);
-    refuse_tensors(unused().filter(|name| !of_skipped(name)))?;
-    let mut notes = Vec::new();
-    let skipped = unused().filter(|name| of_skipped(name)).count();
-    if skipped > 0 {
-        let layers = config.layers;
+    let blocks = config.layers..config.layers + config.nextn_layers;
+    let unused = gguf.tensors().iter().map(|t| t.name.as_ref()).filter(|name| !used.contains(name));
+    let (skipped, extra): (Vec<&str>, Vec<&str>) =
+        unused.partition(|name| arch::layer_of(name).is_some_and(|layer| blocks.contains(&layer)));
+    arch::refuse_tensors(&extra)?;
+    let mut notes: Vec<String> = arch::note_keys(gguf.metadata(), &config.architecture).into_iter().collect();
+    if !skipped.is_empty() {
         notes.push(format!(
-            "{skipped} tensors of blocks from {layers} on (multi-token prediction) are not used"
+            "tensors of multi-token prediction blocks {blocks:?}, not used: {}",
+            skipped.len()
         ));
     }
-    let extra: Vec<&str> = unused().filter(|name| !of_skipped(name)).collect();
     if let Some(first) = extra.first() {
-        notes.push(format!(
-            "{} tensors are not used by this architecture, the first is {first:?}",
-            extra.len()
-        ));
+        notes.push(format!("tensors without effect: {}, the first is {first:?}", extra.len()));
     }
     Ok(notes)
 }

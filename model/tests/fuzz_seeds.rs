@@ -3,6 +3,8 @@
 //! After a change of the tiny models, `SPILLWAY_WRITE_SEEDS=1 cargo test -p spillway-model --test fuzz_seeds` rewrites
 //! them.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails should say where")]
+
 use spillway_model::arch::ARCHITECTURES;
 use spillway_model::file::ModelFile;
 use spillway_model::testing::TinyModel;

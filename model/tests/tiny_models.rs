@@ -1,5 +1,7 @@
 //! The tiny models that other tests run are whole models of every architecture.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails should say where")]
+
 use spillway_model::arch::ARCHITECTURES;
 use spillway_model::file::ModelFile;
 use spillway_model::gguf::{GgmlType, Gguf};

@@ -1,5 +1,7 @@
 //! Token ids against llama.cpp's and Hugging Face's, recorded by others (see the oracle folder's README files).
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
 use serde_json::Value;
 use spillway_model::gguf::Gguf;
 use spillway_model::testing::oracles;

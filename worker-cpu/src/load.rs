@@ -5,11 +5,13 @@
 //! weights.
 
 use spillway_kernels::formats::{Format, FormatError};
+use spillway_kernels::ops::OpsError;
 use spillway_kernels::pack::{PackError, PackedMatrix};
 use spillway_kernels::pool::ThreadPool;
+use spillway_model::error::ModelError;
+use spillway_model::file::{ModelFile, Weight};
 use spillway_model::gguf::Advice;
 use spillway_model::program::WeightRef;
-use spillway_model::{ModelError, ModelFile, Weight};
 use std::ops::ControlFlow;
 
 /// Why a weight could not be loaded.
@@ -44,6 +46,9 @@ pub enum LoadError {
         /// What the kernels said.
         source: PackError,
     },
+    /// State or weights of an operation.
+    #[error(transparent)]
+    Ops(#[from] OpsError),
     /// The load was given up on request.
     #[error("the load was cancelled")]
     Cancelled,
@@ -57,6 +62,7 @@ impl LoadError {
             LoadError::NoKernels { .. } => "format_without_kernels",
             LoadError::Format { source, .. } => source.code(),
             LoadError::Pack { source, .. } => source.code(),
+            LoadError::Ops(error) => error.code(),
             LoadError::Cancelled => "load_cancelled",
         }
     }
@@ -65,13 +71,44 @@ impl LoadError {
 /// Told after every weight: bytes stored so far, bytes in all. `Break` gives the load up.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
 
+/// A weight and the form in which it is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need<'a> {
+    /// Packed for the matrix kernels.
+    Matrix(&'a WeightRef),
+    /// Decoded to f32.
+    Values(&'a WeightRef),
+}
+
+impl<'a> Need<'a> {
+    fn weight(self) -> &'a WeightRef {
+        match self {
+            Need::Matrix(weight) | Need::Values(weight) => weight,
+        }
+    }
+
+    /// Bytes once stored.
+    pub(crate) fn stored_bytes(self, model: &ModelFile) -> Result<u64, LoadError> {
+        let weight = self.weight();
+        let bytes = match self {
+            Need::Values(_) => weight.rows * weight.cols * size_of::<f32>(),
+            Need::Matrix(_) => {
+                let format = format_of(weight, &model.weight(weight)?)?;
+                let packed = PackedMatrix::packed_bytes(format, weight.rows, weight.cols);
+                packed.map_err(|source| LoadError::Format { name: weight.name.clone(), source })?
+            }
+        };
+        Ok(bytes as u64)
+    }
+}
+
 /// Stores the weights of a band, in the order in which they are asked for.
 pub(crate) struct Loader<'a> {
     model: &'a ModelFile,
     pool: &'a ThreadPool,
     progress: &'a mut Progress<'a>,
     /// Weights in the order of use, to read ahead.
-    order: Vec<&'a WeightRef>,
+    order: Vec<Need<'a>>,
     next: usize,
     done: u64,
     total: u64,
@@ -80,11 +117,14 @@ pub(crate) struct Loader<'a> {
 impl<'a> Loader<'a> {
     /// A loader for exactly the weights in `order`.
     pub(crate) fn new(
-        model: &'a ModelFile, pool: &'a ThreadPool, order: Vec<&'a WeightRef>, progress: &'a mut Progress<'a>,
+        model: &'a ModelFile,
+        pool: &'a ThreadPool,
+        order: Vec<Need<'a>>,
+        progress: &'a mut Progress<'a>,
     ) -> Result<Self, LoadError> {
         let mut total = 0;
-        for weight in &order {
-            total += stored_bytes(model, weight)?;
+        for need in &order {
+            total += need.stored_bytes(model)?;
         }
         Ok(Self { model, pool, progress, order, next: 0, done: 0, total })
     }
@@ -98,7 +138,8 @@ impl<'a> Loader<'a> {
     pub(crate) fn matrix(&mut self, weight: &WeightRef) -> Result<PackedMatrix, LoadError> {
         let source = self.begin(weight)?;
         let named = |source| LoadError::Pack { name: weight.name.clone(), source };
-        let mut packed = PackedMatrix::new(format_of(weight, &source)?, weight.rows, weight.cols).map_err(named)?;
+        let mut packed =
+            PackedMatrix::new(format_of(weight, &source)?, weight.rows, weight.cols).map_err(named)?;
         packed.pack(self.pool, source.bytes).map_err(|error| named(error.into()))?;
         self.end(&source, packed.bytes() as u64)?;
         Ok(packed)
@@ -120,7 +161,7 @@ impl<'a> Loader<'a> {
         let source = self.model.weight(weight)?;
         self.next += 1;
         if let Some(after) = self.order.get(self.next) {
-            self.model.gguf().advise(self.model.weight(after)?.info, Advice::WillNeed);
+            self.model.gguf().advise(self.model.weight(after.weight())?.info, Advice::WillNeed);
         }
         Ok(source)
     }
@@ -144,14 +185,4 @@ pub(crate) fn format_of(weight: &WeightRef, source: &Weight<'_>) -> Result<Forma
         format,
         known: Format::ALL.map(Format::name).join(" "),
     })
-}
-
-/// Bytes that a weight takes once stored: packed if it is a matrix, f32 if it is one row.
-pub fn stored_bytes(model: &ModelFile, weight: &WeightRef) -> Result<u64, LoadError> {
-    let format = format_of(weight, &model.weight(weight)?)?;
-    if weight.rows == 1 {
-        return Ok((weight.cols * size_of::<f32>()) as u64);
-    }
-    let packed = PackedMatrix::packed_bytes(format, weight.rows, weight.cols);
-    packed.map(|bytes| bytes as u64).map_err(|source| LoadError::Format { name: weight.name.clone(), source })
 }

@@ -7,7 +7,7 @@ use crate::sampler::SamplingParams;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use serde_json::{Map, Value, json};
-use std::ffi::OsString;
+use spillway_model::tokenizer::TokenizerOptions;
 use std::path::PathBuf;
 
 /// Exit codes, shown below the help of the program.
@@ -46,9 +46,6 @@ pub enum Command {
     Daemon(DaemonArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
-    /// Run a band of layers (started by the program itself)
-    #[command(hide = true)]
-    WorkerCpu(WorkerCpuArgs),
 }
 
 /// The model file.
@@ -57,6 +54,23 @@ pub struct ModelArgs {
     /// Model file (GGUF)
     #[arg(short = 'm', long = "model", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub model: PathBuf,
+    #[command(flatten)]
+    pub tokenizer: TokenizerArgs,
+}
+
+/// What the file leaves open about its tokenizer.
+#[derive(Debug, Args)]
+pub struct TokenizerArgs {
+    /// Split text as this pre-tokenizer does, whatever the file says
+    #[arg(long, value_name = "NAME")]
+    pub assume_pre: Option<String>,
+}
+
+impl TokenizerArgs {
+    /// The options as the tokenizer takes them.
+    pub fn options(&self) -> TokenizerOptions {
+        TokenizerOptions { assume_pre: self.assume_pre.clone() }
+    }
 }
 
 /// Which process runs which layers, and with how much memory.
@@ -303,6 +317,8 @@ pub struct InspectArgs {
     /// Model file (GGUF)
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
+    #[command(flatten)]
+    pub tokenizer: TokenizerArgs,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -401,14 +417,6 @@ pub struct CompletionsArgs {
     pub shell: Shell,
 }
 
-/// `worker-cpu`: parsed by the worker itself.
-#[derive(Debug, Args)]
-pub struct WorkerCpuArgs {
-    /// What the coordinator passes
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub arguments: Vec<OsString>,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -420,8 +428,8 @@ mod tests {
     }
 
     #[test]
-    fn every_visible_flag_has_help() {
-        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+    fn every_flag_has_help() {
+        for command in Cli::command().get_subcommands() {
             for flag in command.get_arguments() {
                 assert!(flag.get_help().is_some(), "{} {}", command.get_name(), flag.get_id());
             }

@@ -3,7 +3,7 @@
 use super::args::InspectArgs;
 use super::failure::Failure;
 use super::output;
-use crate::open::{TextNeed, open_model};
+use crate::open::{TextNeed, open_model_with};
 use crate::planner::bytes;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -40,7 +40,7 @@ struct Tensor {
 
 /// Prints the report.
 pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
-    let model = open_model(&args.file, TextNeed::Optional)?;
+    let model = open_model_with(&args.file, TextNeed::Optional, &args.tokenizer.options())?;
     let gguf = model.file().gguf();
     let report = Report {
         file: args.file.display().to_string(),
@@ -66,7 +66,8 @@ fn meta_json(value: &MetaValue<'_>) -> Value {
     match value {
         MetaValue::Str(text) => json!(text),
         MetaValue::Bool(on) => json!(on),
-        MetaValue::F32(number) => json!(number),
+        // The shortest decimal of the f32, not the digits of its widening.
+        MetaValue::F32(number) => json!(number.to_string().parse::<f64>().ok()),
         MetaValue::F64(number) => json!(number),
         MetaValue::I8(number) => json!(number),
         MetaValue::I16(number) => json!(number),

@@ -7,6 +7,7 @@ use super::output;
 use super::session::Prepared;
 use crate::engine::ScoreRequest;
 use crate::open::TextNeed;
+use crate::planner::PlacementRequest;
 use serde::Serialize;
 use std::ops::ControlFlow;
 
@@ -27,21 +28,29 @@ struct Row {
 /// Prints a row per position.
 pub fn logits(args: &LogitsArgs) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
-    let prepared = Prepared::new(&args.model.model, TextNeed::Ignored, &args.placement.to_single_request())?;
+    let prepared = Prepared::new(&args.model, TextNeed::Ignored, &placement(args))?;
+    let request = ScoreRequest { ids: args.ids.clone(), chunk: None };
+    // What will be refused is refused before anything is loaded.
+    request.check(&prepared.plan)?;
     let session = prepared.start(&interrupts, &args.progress)?;
     let engine = session.engine.clone();
-    let (ids, top, as_json) = (args.ids.clone(), args.top, args.json);
+    let (top, as_json) = (args.top, args.json);
     let scored = interrupts.interruptible(move || {
         let mut printed = Ok(());
-        let request = ScoreRequest { ids: ids.clone(), chunk: None };
         engine.score(&request, &mut |pos, logits| {
-            let row = row(pos, ids[pos], logits, top);
+            let row = row(pos, request.ids[pos], logits, top);
             printed = if as_json { output::json(&row) } else { output::text(&sentence(&row)) };
             if printed.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         printed
     })?;
     scored.unwrap_or(Err(Failure::Interrupted))
+}
+
+/// One sequence, just as long as the ids unless the user chose otherwise.
+fn placement(args: &LogitsArgs) -> PlacementRequest {
+    let asked = args.placement.to_single_request();
+    PlacementRequest { max_seq: asked.max_seq.or(Some(args.ids.len())), ..asked }
 }
 
 fn sentence(row: &Row) -> String {

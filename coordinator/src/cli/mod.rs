@@ -17,10 +17,11 @@ mod run;
 mod session;
 mod tokens;
 
-use args::{Cli, Command, WorkerCpuArgs};
+use args::{Cli, Command};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use failure::Failure;
+use spillway_worker_cpu::args::SUBCOMMAND;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -31,21 +32,25 @@ const LOG_ENV: &str = "SPILLWAY_LOG";
 /// Runs the command line `argv`, program name first.
 pub fn run(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     let argv: Vec<OsString> = argv.into_iter().collect();
+    start_log();
+    // Not a command of the user's: the coordinator starts it, and the worker reads its own arguments.
+    if argv.get(1).is_some_and(|command| command == SUBCOMMAND) {
+        return spillway_worker_cpu::run(argv.into_iter().skip(2));
+    }
     // Read from the raw words, since a usage error comes before there are parsed ones.
     let as_json = argv.iter().any(|word| word == "--json");
     let command = match Cli::try_parse_from(&argv) {
         Ok(cli) => cli.command,
         Err(error) => return usage(&error, as_json),
     };
-    start_log();
     match dispatch(command) {
-        Ok(code) => code,
+        Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(as_json),
     }
 }
 
-fn dispatch(command: Command) -> Result<ExitCode, Failure> {
-    let done = match command {
+fn dispatch(command: Command) -> Result<(), Failure> {
+    match command {
         Command::Run(args) => run::run(&args),
         Command::Chat(args) => chat::chat(&args),
         Command::Inspect(args) => inspect::inspect(&args),
@@ -60,9 +65,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             clap_complete::generate(args.shell, &mut Cli::command(), "spillway", &mut script);
             output::bytes(&script)
         }
-        Command::WorkerCpu(WorkerCpuArgs { arguments }) => return Ok(worker(arguments)),
-    };
-    done.map(|()| ExitCode::SUCCESS)
+    }
 }
 
 /// Help and version are answers; anything else is wrong usage, told in one line.
@@ -97,14 +100,4 @@ fn start_log() {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
-}
-
-fn worker(arguments: Vec<OsString>) -> ExitCode {
-    match spillway_worker_cpu::args::WorkerArgs::parse(arguments) {
-        Ok(_) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
 }

@@ -9,6 +9,6 @@ use crate::planner::table;
 
 /// Prints the plan.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
-    let prepared = Prepared::new(&args.model.model, TextNeed::Optional, &args.placement.to_request())?;
+    let prepared = Prepared::new(&args.model, TextNeed::Optional, &args.placement.to_request())?;
     if args.json { output::json(&prepared.plan) } else { output::text(&table(&prepared.plan)) }
 }

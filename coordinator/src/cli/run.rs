@@ -17,19 +17,20 @@ use std::io::{IsTerminal, stdin};
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let text = prompt_text(args)?;
     let interrupts = Interrupts::install()?;
-    let prepared = Prepared::new(&args.model.model, TextNeed::Required, &args.placement.to_single_request())?;
+    let prepared = Prepared::new(&args.model, TextNeed::Required, &args.placement.to_single_request())?;
     let prompt = prompt_ids(args, &prepared.model, &text)?;
     let sampling = args.sampling.to_params(draw_seed());
     let seed = sampling.seed;
-    sampling.validate(prepared.plan.model.vocab)?;
-    let session = prepared.start(&interrupts, &args.progress)?;
-    let request = GenerateRequest {
+    let mut request = GenerateRequest {
         prompt,
         max_tokens: args.sampling.max_tokens,
         sampling,
         stop: args.sampling.stop.clone(),
         ignore_eos: args.sampling.ignore_eos,
     };
+    // What will be refused is refused before anything is loaded.
+    request.check(&prepared.plan, prepared.model.tokenizer().map(AsRef::as_ref))?;
+    let session = prepared.start(&interrupts, &args.progress)?;
     let answer = generate(&session.engine, &interrupts, request, |piece| show(&piece, args.json))?;
     let (completion, cancelled) = match answer {
         Answer::Complete(completion) => (completion, false),

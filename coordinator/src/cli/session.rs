@@ -1,15 +1,14 @@
 //! From a model file to a running engine, interruptible at any time.
 
-use super::args::ProgressArgs;
+use super::args::{ModelArgs, ProgressArgs};
 use super::failure::Failure;
 use super::interrupt::{Interrupts, Wake};
 use super::progress::ProgressView;
 use crate::engine::{Engine, EngineError, EngineOptions};
-use crate::open::{LoadedModel, TextNeed, open_model};
+use crate::open::{LoadedModel, TextNeed, open_model_with};
 use crate::planner::{Machine, PlacementRequest, plan};
 use crate::workers::LoadProgress;
 use spillway_protocol::plan::Plan;
-use std::path::Path;
 use std::sync::Arc;
 
 /// A validated model and its placement; nothing is running yet.
@@ -23,8 +22,8 @@ pub struct Prepared {
 
 impl Prepared {
     /// Opens, validates and places a model.
-    pub fn new(path: &Path, text: TextNeed, placement: &PlacementRequest) -> Result<Self, Failure> {
-        let model = Arc::new(open_model(path, text)?);
+    pub fn new(args: &ModelArgs, text: TextNeed, placement: &PlacementRequest) -> Result<Self, Failure> {
+        let model = Arc::new(open_model_with(&args.model, text, &args.tokenizer.options())?);
         let plan = plan(model.summary(), &Machine::detect(), placement)?;
         Ok(Prepared { model, plan })
     }

@@ -5,8 +5,9 @@ use super::conversation::Conversation;
 use super::line::LineReader;
 use super::order::{Barrier, Order};
 use super::outbox::{Outbox, outbox};
-use super::service::{Service, stages};
+use super::service::{Service, Wanted, stages};
 use crate::planner::PlacementRequest;
+use spillway_model::tokenizer::TokenizerOptions;
 use spillway_protocol::jsonl::{
     Class, ErrorEvent, Event, Generate, LineError, Load, Loaded, PlacementParams, Rejected, Request,
     parse_line,
@@ -184,8 +185,7 @@ impl Client {
 
     fn abort(&self, id: &str) {
         match self.live().get_mut(id).map(Option::take) {
-            // Fails only when the request has just ended: its own last event is on its way.
-            Some(Some(abort)) => drop(abort.send("client")),
+            Some(Some(abort)) => abort_with(abort, "client"),
             // It is being aborted already.
             Some(None) => {}
             None => {
@@ -200,14 +200,15 @@ impl Client {
 
     fn abort_all(&self, reason: AbortReason) {
         for abort in self.live().values_mut().filter_map(Option::take) {
-            // Fails only when the request has just ended.
-            drop(abort.send(reason));
+            abort_with(abort, reason);
         }
     }
 
     async fn load(self: Arc<Self>, load: Load, mut barrier: Barrier) {
         let started = Instant::now();
-        let Load { id, model, progress, params } = load;
+        let Load { id, model, progress, assume_pre, params } = load;
+        let wanted =
+            Wanted { model, tokenizer: TokenizerOptions { assume_pre }, placement: placement(params) };
         barrier.admitted().await;
         let (outbox, progress_id) = (self.outbox.clone(), id.clone());
         let report = move |now: crate::workers::LoadProgress| {
@@ -216,7 +217,7 @@ impl Client {
                 outbox.push(&Event::Loading { id, stage: now.stage, done: now.done, total: now.total });
             }
         };
-        let result = self.service.load(&model, placement(params), barrier.earlier_ended(), report).await;
+        let result = self.service.load(wanted, barrier.earlier_ended(), report).await;
         let event = match result {
             Err(error) => Event::Error(error.event(id)),
             Ok(resident) => {
@@ -252,6 +253,11 @@ impl Client {
     fn live(&self) -> MutexGuard<'_, HashMap<String, Option<oneshot::Sender<AbortReason>>>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn abort_with(abort: oneshot::Sender<AbortReason>, reason: AbortReason) {
+    // Fails only when the request has just ended: its own last event is on its way.
+    let _ = abort.send(reason);
 }
 
 /// Placement as the planner takes it; a number beyond this machine's word stays too large for any limit.

@@ -5,15 +5,27 @@
 //! answered by a model that is going away. A load is validated in full before it takes the model.
 
 use crate::engine::{Engine, EngineError, EngineOptions};
-use crate::open::{LoadedModel, OpenError, TextNeed, open_model};
+use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
 use crate::planner::{Machine, PlacementRequest, Refusal, plan};
 use crate::workers::LoadProgress;
+use spillway_model::tokenizer::TokenizerOptions;
 use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, StageSummary};
 use spillway_protocol::plan::{Execution, Plan};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
+
+/// A model to be loaded, and how.
+#[derive(Debug)]
+pub struct Wanted {
+    /// The file.
+    pub model: PathBuf,
+    /// What the file leaves open about its tokenizer.
+    pub tokenizer: TokenizerOptions,
+    /// Placement.
+    pub placement: PlacementRequest,
+}
 
 /// A model that can be asked.
 #[derive(Debug, Clone)]
@@ -101,15 +113,13 @@ impl Service {
     /// Replaces the model. `earlier` is waited for after validation: the requests that came before the load.
     pub async fn load(
         &self,
-        path: &Path,
-        placement: PlacementRequest,
+        wanted: Wanted,
         earlier: impl Future<Output = ()>,
         progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Resident, LoadError> {
         let mut loads = self.turn.lock().await;
         let given_back = self.resident_bytes();
-        let path = path.to_owned();
-        let (model, plan) = blocking(move || validate(&path, &placement, given_back)).await??;
+        let (model, plan) = blocking(move || validate(&wanted, given_back)).await??;
         earlier.await;
         let mut slot = self.model.write().await;
         self.drop_resident(&mut slot).await;
@@ -207,15 +217,11 @@ impl Service {
 }
 
 /// Everything that can be refused, with no side effect.
-fn validate(
-    path: &Path,
-    placement: &PlacementRequest,
-    given_back: u64,
-) -> Result<(LoadedModel, Plan), LoadError> {
-    let model = open_model(path, TextNeed::Required)?;
+fn validate(wanted: &Wanted, given_back: u64) -> Result<(LoadedModel, Plan), LoadError> {
+    let model = open_model_with(&wanted.model, TextNeed::Required, &wanted.tokenizer)?;
     let mut machine = Machine::detect();
     machine.available_bytes = machine.available_bytes.saturating_add(given_back);
-    let plan = plan(model.summary(), &machine, placement)?;
+    let plan = plan(model.summary(), &machine, &wanted.placement)?;
     Ok((model, plan))
 }
 

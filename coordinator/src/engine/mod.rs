@@ -1,20 +1,50 @@
 //! The engine: one plain thread that owns the workers, the slots, the KV blocks and the queue.
+//!
+//! A step is one forward of a set of tokens through all stages: a decode token of every answering sequence and, in what
+//! room is left, prompt tokens. The thread composes a step from the [`board`], sends it, delivers the events of the step
+//! before while the workers compute, and collects the logits. Several steps are under way at once only where the plan
+//! gives every stage CPUs of its own.
+//!
+//! Memory is reserved when a request is let in: KV blocks for its prompt and its whole answer. A request that runs
+//! therefore never waits for memory, and requests cannot block each other for ever.
 
+mod answer;
+mod bench;
+mod blocks;
+mod board;
+mod driver;
+mod error;
+mod mailbox;
+mod pipeline;
 mod request;
+mod schedule;
+mod score;
+mod shared;
+mod slots;
+mod start;
+mod text;
+
+pub use bench::{BenchRequest, BenchResult};
+pub use error::EngineError;
+pub use request::{
+    Completion, ErrorClass, EventSink, FinishReason, GenerateEvent, GenerateRequest, RequestError, RequestId,
+    ScoreRequest, Timings,
+};
+pub use shared::{EngineStatus, StageStatus};
 
 use crate::open::LoadedModel;
 use crate::workers::LoadProgress;
-pub use request::{
-    Completion, ErrorClass, EventSink, FinishReason, GenerateEvent, GenerateRequest, RequestError, RequestId,
-    Timings,
-};
-use serde::Serialize;
-use spillway_protocol::control::LoadStats;
+use answer::Answer;
+use bench::BenchJob;
+use board::{Output, Waiting};
+use mailbox::{Command, Mailbox};
+use shared::Shared;
 use spillway_protocol::plan::Plan;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::sync::Arc;
-use thiserror::Error;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
 
 /// Choices that are neither placement nor request.
 #[derive(Debug, Clone, Default)]
@@ -23,167 +53,134 @@ pub struct EngineOptions {
     pub worker_exe: Option<PathBuf>,
     /// Requests that may wait for a slot; default 256.
     pub queue: Option<usize>,
-}
-
-/// The pipeline could not be started.
-#[derive(Debug, Error)]
-pub enum EngineError {
-    /// Not implemented.
-    #[error("{0}")]
-    Missing(String),
-}
-
-impl EngineError {
-    /// Stable code.
-    pub fn code(&self) -> &'static str {
-        "missing"
-    }
+    /// Steps that may be in the pipeline at once; default: one per stage where every stage has CPUs of its own, else one
+    /// (see [`steps_in_flight`](crate::planner::steps_in_flight)).
+    pub steps_in_flight: Option<usize>,
 }
 
 /// A handle to a running engine; clones share it. The engine ends with [`Engine::shutdown`] or when the last handle is
 /// dropped.
 #[derive(Debug, Clone)]
 pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
     model: Arc<LoadedModel>,
-    plan: Arc<Plan>,
-}
-
-/// Token ids whose logits are wanted at every position (teacher forcing).
-#[derive(Debug, Clone)]
-pub struct ScoreRequest {
-    /// The sequence.
-    pub ids: Vec<u32>,
-    /// Tokens per step; the plan's largest step when left out.
-    pub chunk: Option<usize>,
-}
-
-/// One timed run.
-#[derive(Debug, Clone, Copy)]
-pub struct BenchRequest {
-    /// Tokens already in the context before the clock starts.
-    pub depth: usize,
-    /// Prompt tokens to time (0 = skip).
-    pub prompt: usize,
-    /// Tokens to decode one by one (0 = skip).
-    pub generate: usize,
-}
-
-/// Times of one run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct BenchResult {
-    /// Seconds for the prompt.
-    pub prefill_s: f64,
-    /// Seconds for the decoded tokens.
-    pub decode_s: f64,
-}
-
-/// What the engine is doing.
-#[derive(Debug, Clone, Serialize)]
-pub struct EngineStatus {
-    /// Whether requests are accepted.
-    pub ready: bool,
-    /// Why not, when a worker has failed.
-    pub failure: Option<String>,
-    /// Requests that generate.
-    pub live: usize,
-    /// Requests that wait for a slot.
-    pub queued: usize,
-    /// KV blocks in use by live requests.
-    pub kv_blocks_used: usize,
-    /// KV blocks of the plan.
-    pub kv_blocks_total: usize,
-    /// Tokens computed since the start, prompt and answer.
-    pub tokens_done: u64,
-    /// Per stage.
-    pub stages: Vec<StageStatus>,
-}
-
-/// One worker.
-#[derive(Debug, Clone, Serialize)]
-pub struct StageStatus {
-    /// Process id.
-    pub pid: u32,
-    /// What it allocated.
-    pub loaded: LoadStats,
-    /// Steps done.
-    pub steps: u64,
-    /// Nanoseconds computing.
-    pub busy_ns: u64,
-    /// Nanoseconds waiting for input.
-    pub wait_ns: u64,
+    plan: Plan,
+    mailbox: Arc<Mailbox>,
+    shared: Arc<Shared>,
+    next_id: AtomicU64,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Engine {
-    /// Spawns the workers of `plan`, loads every band and waits until all are ready. On an error every process and
-    /// segment is gone again.
+    /// Spawns the workers of `plan`, loads every band and waits until all are ready; `progress` is called on this thread.
+    /// On an error every process and segment is gone again.
     pub fn start(
         model: Arc<LoadedModel>,
         plan: Plan,
-        _options: EngineOptions,
-        _progress: impl FnMut(LoadProgress) + Send,
+        options: EngineOptions,
+        progress: impl FnMut(LoadProgress) + Send,
     ) -> Result<Engine, EngineError> {
-        let _ = (model, plan);
-        Err(EngineError::Missing("the engine is being written".into()))
+        start::start(model, plan, options, progress)
     }
 
     /// The model that runs.
     pub fn model(&self) -> &Arc<LoadedModel> {
-        &self.model
+        &self.inner.model
     }
 
     /// The placement that was loaded.
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.inner.plan
     }
 
     /// Accepts a request, or refuses it without any event. An accepted one ends in exactly one terminal event.
-    pub fn submit(&self, _request: GenerateRequest, _events: EventSink) -> Result<RequestId, RequestError> {
-        Err(missing())
+    pub fn submit(&self, mut request: GenerateRequest, events: EventSink) -> Result<RequestId, RequestError> {
+        let Inner { model, plan, .. } = &*self.inner;
+        let tokenizer = model.tokenizer().cloned();
+        request.check(plan, tokenizer.as_deref())?;
+        let max_tokens = request.max_tokens.min(plan.limits.max_seq - request.prompt.len());
+        let answer = Answer::new(&request, max_tokens, tokenizer, events);
+        self.enqueue(request.prompt, plan.limits.max_step_tokens, Output::Answer(Box::new(answer)))
     }
 
     /// Ends a request wherever it is; its terminal event is `Aborted` unless another one came first. Unknown and
     /// finished ids are ignored.
-    pub fn abort(&self, _id: RequestId) {}
+    pub fn abort(&self, id: RequestId) {
+        // A closed mailbox means that every request has had its last event.
+        let _ = self.inner.mailbox.push(Command::Abort(id));
+    }
 
     /// Computes the logits of every position and hands them over in order (`position`, `[vocab]` logits). Blocks; runs
-    /// as a request among others. `on_row` runs on the calling thread; `Break` ends the request.
+    /// as a request among others. `on_row` runs on the calling thread, and while it is slow the engine waits; `Break`
+    /// ends the request.
     pub fn score(
         &self,
-        _request: &ScoreRequest,
-        _on_row: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
+        request: &ScoreRequest,
+        on_row: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
     ) -> Result<(), RequestError> {
-        Err(missing())
+        request.check(&self.inner.plan)?;
+        let largest = self.inner.plan.limits.max_step_tokens;
+        let chunk = request.chunk.map_or(largest, |chunk| chunk.min(largest));
+        let (sender, reader) = score::pair();
+        let id = self.enqueue(request.ids.clone(), chunk, Output::Score(sender))?;
+        let result = reader.read(on_row);
+        // Only matters when the reader broke off.
+        self.abort(id);
+        result.unwrap_or_else(|| Err(RequestError::stopped()))
     }
 
     /// Times prefill and decode inside the engine with pseudo-random ids, ignoring end-of-generation tokens. Blocks;
     /// refused with `busy` while other requests are live.
-    pub fn bench(&self, _request: &BenchRequest) -> Result<BenchResult, RequestError> {
-        Err(missing())
+    pub fn bench(&self, request: &BenchRequest) -> Result<BenchResult, RequestError> {
+        RequestError::check_length(request.length(), self.inner.plan.limits.max_seq)?;
+        let (reply, answer) = mpsc::sync_channel(1);
+        let job = BenchJob { request: *request, reply };
+        self.inner.mailbox.push(Command::Bench(job)).map_err(|_| RequestError::stopped())?;
+        answer.recv().unwrap_or_else(|_| Err(RequestError::stopped()))
     }
 
     /// What the engine is doing now.
     pub fn status(&self) -> EngineStatus {
-        EngineStatus {
-            ready: false,
-            failure: None,
-            live: 0,
-            queued: 0,
-            kv_blocks_used: 0,
-            kv_blocks_total: self.plan.limits.kv_blocks,
-            tokens_done: 0,
-            stages: Vec::new(),
-        }
+        self.inner.shared.status()
     }
 
-    /// Aborts what is live, ends the workers and waits for them (2 s, then they are killed). Idempotent.
-    pub fn shutdown(&self) {}
+    /// Aborts what is live, ends the workers and waits for them (2 s, then they are killed). Idempotent. Called from an
+    /// event callback, it asks for the end without waiting.
+    pub fn shutdown(&self) {
+        self.inner.shutdown();
+    }
+
+    fn enqueue(&self, prompt: Vec<u32>, chunk: usize, output: Output) -> Result<RequestId, RequestError> {
+        if let Some(error) = self.inner.shared.failure() {
+            return Err(error);
+        }
+        let id = RequestId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
+        let request = Waiting { id, prompt, chunk, output };
+        self.inner.mailbox.push(Command::Submit(request)).map_err(|_| RequestError::stopped())?;
+        Ok(id)
+    }
 }
 
-fn missing() -> RequestError {
-    RequestError {
-        code: "missing",
-        class: ErrorClass::Internal,
-        message: "the engine is being written".into(),
-        retryable: false,
+impl Inner {
+    fn shutdown(&self) {
+        let _ = self.mailbox.push(Command::Shutdown);
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
+        if thread.as_ref().is_some_and(|thread| !own(thread))
+            && let Some(thread) = thread.take()
+        {
+            // The thread catches its own panics and says what it has to say through events.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shutdown();
     }
 }

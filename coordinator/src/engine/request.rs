@@ -1,7 +1,10 @@
 //! What a user of the engine sends and receives.
 
 use crate::sampler::SamplingParams;
+use crate::workers::WorkerError;
 use serde::Serialize;
+use spillway_model::tokenizer::Tokenizer;
+use spillway_protocol::plan::Plan;
 use thiserror::Error;
 
 /// Names a request for its life. Never reused by one engine.
@@ -22,6 +25,15 @@ pub struct GenerateRequest {
     pub stop: Vec<String>,
     /// Continue through end-of-generation tokens (they become part of the answer).
     pub ignore_eos: bool,
+}
+
+/// Token ids whose logits are wanted at every position (teacher forcing).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScoreRequest {
+    /// The sequence.
+    pub ids: Vec<u32>,
+    /// Tokens per step; the plan's largest step when left out.
+    pub chunk: Option<usize>,
 }
 
 /// Where the events of a request go. Called on the engine's thread: it must not block.
@@ -172,4 +184,122 @@ pub struct RequestError {
     pub message: String,
     /// Whether the same request may succeed later.
     pub retryable: bool,
+}
+
+/// Longest stop string in bytes, and most of them: beyond that a request is a mistake.
+const MAX_STOP_BYTES: usize = 1024;
+const MAX_STOPS: usize = 64;
+
+impl GenerateRequest {
+    /// Checks everything that can be refused before the request is accepted, and puts a beginning-of-sequence token in place
+    /// of an empty prompt.
+    pub(crate) fn check(&mut self, plan: &Plan, tokenizer: Option<&Tokenizer>) -> Result<(), RequestError> {
+        if self.prompt.is_empty() {
+            self.prompt.push(tokenizer.and_then(Tokenizer::bos).ok_or_else(RequestError::empty_prompt)?);
+        }
+        check_ids(&self.prompt, plan)?;
+        self.sampling
+            .validate(plan.model.vocab)
+            .map_err(|error| RequestError::new(error.code(), ErrorClass::Validation, error.to_string()))?;
+        self.check_stops(tokenizer.is_some())
+    }
+
+    fn check_stops(&self, text: bool) -> Result<(), RequestError> {
+        let refused = |class, message: String| Err(RequestError::new("invalid_stop", class, message));
+        if !self.stop.is_empty() && !text {
+            return refused(
+                ErrorClass::Unsupported,
+                "stop strings need a model with a tokenizer; leave stop out".into(),
+            );
+        }
+        if self.stop.len() > MAX_STOPS {
+            let message =
+                format!("stop has {} strings, but at most {MAX_STOPS} are allowed", self.stop.len());
+            return refused(ErrorClass::Validation, message);
+        }
+        match self.stop.iter().find(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES) {
+            None => Ok(()),
+            Some(stop) => {
+                let message =
+                    format!("a stop string has {} bytes, but must have 1 to {MAX_STOP_BYTES}", stop.len());
+                refused(ErrorClass::Validation, message)
+            }
+        }
+    }
+}
+
+impl ScoreRequest {
+    /// Checks everything that can be refused before the request is accepted.
+    pub(crate) fn check(&self, plan: &Plan) -> Result<(), RequestError> {
+        if self.ids.is_empty() {
+            return Err(RequestError::empty_prompt());
+        }
+        if self.chunk == Some(0) {
+            let message = "chunk is 0, but a step holds at least 1 token";
+            return Err(RequestError::new("invalid_chunk", ErrorClass::Validation, message));
+        }
+        check_ids(&self.ids, plan)
+    }
+}
+
+/// Whether a prompt fits the context and every id is a token.
+fn check_ids(ids: &[u32], plan: &Plan) -> Result<(), RequestError> {
+    RequestError::check_length(ids.len(), plan.limits.max_seq)?;
+    let vocab = plan.model.vocab;
+    match ids.iter().position(|&id| id as usize >= vocab) {
+        None => Ok(()),
+        Some(at) => {
+            let message =
+                format!("token id {} at position {at} is not below the vocabulary size {vocab}", ids[at]);
+            Err(RequestError::new("token_out_of_range", ErrorClass::Validation, message))
+        }
+    }
+}
+
+impl RequestError {
+    /// Refuses more tokens than the loaded context holds.
+    pub(super) fn check_length(tokens: usize, max_seq: usize) -> Result<(), RequestError> {
+        if tokens <= max_seq {
+            return Ok(());
+        }
+        let message = format!(
+            "{tokens} tokens do not fit the loaded context of {max_seq}; shorten the prompt or load with a larger max_seq"
+        );
+        Err(RequestError::new("context_length_exceeded", ErrorClass::ContextLength, message))
+    }
+
+    fn empty_prompt() -> RequestError {
+        let message =
+            "the prompt is empty and the vocabulary has no token that begins a text; give at least one token";
+        RequestError::new("empty_prompt", ErrorClass::Validation, message)
+    }
+
+    pub(super) fn new(code: &'static str, class: ErrorClass, message: impl Into<String>) -> RequestError {
+        RequestError { code, class, message: message.into(), retryable: class == ErrorClass::Transient }
+    }
+
+    /// A worker failed; the model has to be loaded again before anything can run.
+    pub(super) fn worker(error: &WorkerError) -> RequestError {
+        RequestError::new(error.code(), ErrorClass::Transient, format!("{error}; load the model again"))
+    }
+
+    pub(super) fn stopped() -> RequestError {
+        let message = "the engine has been shut down; load a model and send the request again";
+        RequestError::new("engine_stopped", ErrorClass::Transient, message)
+    }
+
+    pub(super) fn busy() -> RequestError {
+        let message =
+            "a benchmark needs the engine to itself, but requests are live; wait until they are done";
+        RequestError::new("busy", ErrorClass::Transient, message)
+    }
+
+    pub(super) fn queue_full(queue: usize) -> RequestError {
+        let message = format!("{queue} requests are waiting already; try again when some are done");
+        RequestError::new("queue_full", ErrorClass::Transient, message)
+    }
+
+    pub(super) fn internal(message: impl Into<String>) -> RequestError {
+        RequestError::new("internal", ErrorClass::Internal, message)
+    }
 }

@@ -1,8 +1,7 @@
 //! Handshake and loading, all workers at once.
 
-use super::error::{SetupError, WorkerError};
+use super::error::WorkerError;
 use super::{LoadProgress, Worker};
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use spillway_protocol::channel::{ChannelError, Received};
 use spillway_protocol::control::{FromWorker, LoadBand, LoadStats, PROTOCOL_VERSION, ToWorker};
@@ -14,7 +13,7 @@ use std::time::{Duration, Instant};
 const HELLO_LIMIT: Duration = Duration::from_secs(20);
 const LOAD_LIMIT: Duration = Duration::from_secs(60);
 /// How often silence is looked at.
-const TICK_MS: u16 = 250;
+const TICK: Duration = Duration::from_millis(250);
 
 /// Where a worker is on its way to serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,10 +24,11 @@ enum Phase {
 }
 
 impl Phase {
-    fn limit(self) -> Option<(Duration, &'static str)> {
+    /// What a worker that has been silent for so long should have done by now.
+    fn overdue(self, silence: Duration) -> Option<&'static str> {
         match self {
-            Phase::Starting => Some((HELLO_LIMIT, "starting")),
-            Phase::Loading => Some((LOAD_LIMIT, "loading")),
+            Phase::Starting => (silence > HELLO_LIMIT).then_some("starting"),
+            Phase::Loading => (silence > LOAD_LIMIT).then_some("loading"),
             Phase::Loaded => None,
         }
     }
@@ -51,7 +51,7 @@ pub(super) fn load_all(
     let fresh = || Loading { phase: Phase::Starting, last_news: Instant::now() };
     let mut states: Vec<Loading> = workers.iter().map(|_| fresh()).collect();
     while states.iter().any(|state| state.phase != Phase::Loaded) {
-        wait_for_news(workers)?;
+        wait_for_news(workers, TICK);
         for (worker, state) in workers.iter_mut().zip(&mut states) {
             take_news(worker, state, plan, epoch, progress)?;
             check_silence(worker, state)?;
@@ -60,14 +60,13 @@ pub(super) fn load_all(
     Ok(())
 }
 
-/// Sleeps until any worker says something or leaves, or a tick is over.
-fn wait_for_news(workers: &[Worker]) -> Result<(), WorkerError> {
+/// Sleeps until any worker says something or leaves, or `limit` is over. An interrupted or failed poll only means that the
+/// caller looks around earlier.
+pub(super) fn wait_for_news(workers: &[Worker], limit: Duration) {
     let mut fds: Vec<PollFd<'_>> =
         workers.iter().map(|worker| PollFd::new(worker.control.as_fd(), PollFlags::POLLIN)).collect();
-    match poll(&mut fds, PollTimeout::from(TICK_MS)) {
-        Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(source) => Err(SetupError::from(ChannelError::System { action: "poll", source }).into()),
-    }
+    let limit = PollTimeout::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX);
+    let _ = poll(&mut fds, limit);
 }
 
 fn take_news(
@@ -114,11 +113,13 @@ fn load_message(worker: &Worker, plan: &Plan, epoch: u64) -> ToWorker {
 }
 
 fn check_silence(worker: &Worker, state: &Loading) -> Result<(), WorkerError> {
-    match state.phase.limit() {
-        Some((limit, phase)) if state.last_news.elapsed() > limit => {
-            Err(WorkerError::Silent { worker: worker.name(), seconds: limit.as_secs(), phase })
-        }
-        _ => Ok(()),
+    match state.phase.overdue(state.last_news.elapsed()) {
+        Some(phase) => Err(WorkerError::Silent {
+            worker: worker.name(),
+            seconds: state.last_news.elapsed().as_secs(),
+            phase,
+        }),
+        None => Ok(()),
     }
 }
 
@@ -160,5 +161,18 @@ impl Worker {
             Err(ChannelError::Closed) => Err(self.died()),
             Err(error) => Err(self.protocol_error(error.to_string())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_is_judged_by_what_a_worker_has_to_do() {
+        let overdue = |phase: Phase, seconds| phase.overdue(Duration::from_secs(seconds));
+        assert_eq!((overdue(Phase::Starting, 20), overdue(Phase::Starting, 21)), (None, Some("starting")));
+        assert_eq!((overdue(Phase::Loading, 60), overdue(Phase::Loading, 61)), (None, Some("loading")));
+        assert_eq!(overdue(Phase::Loaded, 9999), None, "who has loaded waits for the others");
     }
 }

@@ -144,6 +144,21 @@ impl Workers {
         })
     }
 
+    /// Waits until a worker that has closed its ring says why, at most `timeout`.
+    pub(crate) fn await_failure(&mut self, timeout: Duration) -> WorkerError {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(error) = self.failure() {
+                return error;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return WorkerError::Frame("a ring was closed by a worker that still runs".into());
+            }
+            load::wait_for_news(&self.workers, left);
+        }
+    }
+
     /// Asks every worker to end and waits; kills those that have not ended after [`SHUTDOWN_LIMIT`].
     pub(crate) fn shutdown(mut self) {
         for worker in &mut self.workers {

@@ -10,14 +10,11 @@ pub(super) unsafe fn panel(rows: &[f32], cols: usize, out: &mut [i32]) {
 /// Quantises one block.
 pub(super) fn block(x: &[f32; X_BLOCK]) -> QuantizedBlock {
     let largest = x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
-    let (scale, inverse) = scale_and_inverse(largest);
+    let Some((scale, inverse)) = scale_and_inverse(largest) else { return QuantizedBlock::UNDEFINED };
     let mut words = [0; X_BLOCK / 4];
     let mut sums = [0; 2];
     for (i, &value) in x.iter().enumerate() {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "at most 127 in size; what is no number becomes 0"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "at most 127 in size")]
         let code = (value * inverse).round_ties_even() as i8;
         words[i / 4] |= i32::from(code.cast_unsigned()) << (i % 4 * 8);
         sums[i / 16] += i32::from(code);
@@ -25,16 +22,14 @@ pub(super) fn block(x: &[f32; X_BLOCK]) -> QuantizedBlock {
     QuantizedBlock { words, scale, sums }
 }
 
-/// Scale and its inverse, from the bits of the largest absolute value. Comparing the bits as integers puts infinities
-/// and NaNs above all numbers. An inverse of 0 makes all codes 0.
+/// Scale and its inverse, from the bits of the largest absolute value; none if that is no finite number. Comparing the
+/// bits as integers puts infinities and NaNs above all numbers. An inverse of 0 makes all codes 0.
 #[inline(always)]
-pub(super) fn scale_and_inverse(largest: u32) -> (f32, f32) {
+pub(super) fn scale_and_inverse(largest: u32) -> Option<(f32, f32)> {
     let amax = f32::from_bits(largest);
-    if !amax.is_finite() {
-        (f32::NAN, 0.0)
-    } else if amax < TINY {
-        (0.0, 0.0)
-    } else {
-        (amax / 127.0, 127.0 / amax)
+    match amax {
+        _ if !amax.is_finite() => None,
+        ..TINY => Some((0.0, 0.0)),
+        _ => Some((amax / 127.0, 127.0 / amax)),
     }
 }

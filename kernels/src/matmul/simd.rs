@@ -22,8 +22,6 @@ trait Simd {
     type F: Copy;
     /// Rows a vector covers: a divisor of [`TILE_ROWS`].
     const LANES: usize;
-    /// Whether the accumulators of a full panel fit the registers; else tokens are taken four at a time.
-    const FULL_PANEL: bool;
     /// Whether [`Simd::dot4`] wants 8-bit codes as signed numbers, their bias of 128 taken off.
     const SIGNED_BYTES: bool;
 

@@ -11,7 +11,7 @@
 
 mod cache;
 pub(crate) mod kernel;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;
 
 pub use cache::{KvCache, KvDims, KvElement};

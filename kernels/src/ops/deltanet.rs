@@ -10,7 +10,7 @@
 
 pub(crate) mod kernel;
 mod state;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;
 
 pub use state::RecurrentState;

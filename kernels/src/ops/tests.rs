@@ -46,6 +46,9 @@ fn rms_norm_agrees_with_the_definition() {
     }
 }
 
+/// An operation that changes its first buffer by its second.
+type Elementwise = fn(&Ops, &ThreadPool, &mut [f32], &[f32]) -> Result<(), OpsError>;
+
 /// Elementwise operations are what their formulas say, on the serial path and on the pool.
 #[test]
 fn elementwise_agrees_with_the_definition() {
@@ -56,7 +59,7 @@ fn elementwise_agrees_with_the_definition() {
         let exact = |f: fn(f64, f64) -> f64| {
             a.iter().zip(&b).map(move |(&a, &b)| f(f64::from(a), f64::from(b))).collect::<Vec<_>>()
         };
-        let run = |f: fn(&Ops, &ThreadPool, &mut [f32], &[f32]) -> Result<(), OpsError>| {
+        let run = |f: Elementwise| {
             let mut dst = a.clone();
             f(&fastest(), &pool(3), &mut dst, &b).unwrap();
             dst
@@ -119,13 +122,14 @@ proptest! {
         let mut table = RopeTable::new(RopePairing::Halves, &noise.take(width / 2), 1.0);
         table.prepare(&(0..u32::try_from(rows).unwrap()).collect::<Vec<_>>());
         let all = |ops: &Ops, pool: &ThreadPool| {
-            let mut results = vec![a.clone(), a.clone(), a.clone(), vec![0.0; a.len()], vec![0.5; rows * head_dim]];
+            let mut results = [(); 4].map(|()| a.clone());
+            let mut heads = vec![0.5; rows * head_dim];
             ops.silu_mul(pool, &mut results[0], &b).unwrap();
             ops.sigmoid_mul(pool, &mut results[1], &b).unwrap();
             ops.add(pool, &mut results[2], &b).unwrap();
             ops.rms_norm(pool, &a, &weight, 1e-5, &mut results[3]).unwrap();
-            ops.rope(pool, &mut results[4], head_dim, &table).unwrap();
-            results.iter().map(|values| bits(values)).collect::<Vec<_>>()
+            ops.rope(pool, &mut heads, head_dim, &table).unwrap();
+            (results.map(|values| bits(&values)), bits(&heads))
         };
         let want = all(&Ops::new(KernelSet::Scalar).unwrap(), &pool(1));
         for ops in every_set() {

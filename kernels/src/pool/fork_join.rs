@@ -69,10 +69,11 @@ impl ForkJoin {
     /// No other `publish` is unfinished: [`ForkJoin::wait`] has returned for every earlier one. Exactly `helpers`
     /// threads loop on [`ForkJoin::next`]. The job stays alive until `wait` returns.
     pub(super) unsafe fn publish(&self, job: Option<&(dyn Fn(usize) + Sync)>, helpers: u32) {
-        // SAFETY (of the transmute): only the lifetime changes; the caller keeps the job alive until `wait` returns,
-        // and helpers do not follow the pointer after `finish`.
-        let job = job.map(|job| unsafe {
-            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), JobPtr>(std::ptr::from_ref(job))
+        let job = job.map(|job| {
+            let job: *const (dyn Fn(usize) + Sync + '_) = job;
+            // SAFETY: only the lifetime changes; the caller keeps the job alive until `wait` returns, and helpers do
+            // not follow the pointer after `finish`.
+            unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), JobPtr>(job) }
         });
         // SAFETY: no helper reads the cell now, by this function's contract.
         self.job.with_mut(|cell| unsafe { *cell = job });
@@ -160,13 +161,15 @@ mod tests {
         }
     }
 
-    /// Every helper runs every job exactly once, the caller sees their effects, and the team ends.
-    #[test]
-    fn loom_fork_join() {
-        loom::model(|| {
+    /// Every helper runs every job exactly once, the caller sees their effects, and the team ends: over all schedules
+    /// with at most `preemptions` forced switches (the search grows about twentyfold with each).
+    fn check(helpers: usize, jobs: usize, preemptions: usize) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(preemptions);
+        model.check(move || {
             let shared = Arc::new(ForkJoin::new());
             let total = Arc::new(AtomicUsize::new(0));
-            let helpers: Vec<_> = (1..=2)
+            let team: Vec<_> = (1..=helpers)
                 .map(|thread| {
                     let shared = shared.clone();
                     loom::thread::spawn(move || {
@@ -183,15 +186,27 @@ mod tests {
             let job = move |thread: usize| {
                 count.fetch_add(thread, Ordering::Relaxed);
             };
-            // SAFETY: two helpers, the job outlives `wait`, and no earlier job is unfinished.
-            unsafe { shared.publish(Some(&job), 2) };
-            shared.wait(&mut NoSpin);
-            assert_eq!(total.load(Ordering::Relaxed), 3);
+            for done in 1..=jobs {
+                // SAFETY: as many helpers as threads, the job outlives `wait`, and no earlier job is unfinished.
+                unsafe { shared.publish(Some(&job), u32::try_from(helpers).unwrap()) };
+                shared.wait(&mut NoSpin);
+                assert_eq!(total.load(Ordering::Relaxed), done * helpers * (helpers + 1) / 2);
+            }
             // SAFETY: as above; the team ends.
             unsafe { shared.publish(None, 0) };
-            for helper in helpers {
+            for helper in team {
                 helper.join().unwrap();
             }
         });
+    }
+
+    #[test]
+    fn loom_two_helpers_one_job() {
+        check(2, 1, 2);
+    }
+
+    #[test]
+    fn loom_one_helper_two_jobs() {
+        check(1, 2, 3);
     }
 }

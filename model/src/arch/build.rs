@@ -52,6 +52,17 @@ impl<'a> ProgramBuilder<'a> {
         self.layers.push(layer.layer);
     }
 
+    /// Adds the layers of a plain transformer: attention and MLP, each after a norm.
+    pub(super) fn transformer(&mut self, pairing: RopePairing, style: AttentionStyle) {
+        let rope = self.rope(pairing);
+        for _ in 0..self.config.layers {
+            let mut layer = self.layer();
+            layer.attention(style, rope);
+            layer.mlp("ffn_norm");
+            self.push(layer);
+        }
+    }
+
     /// Adds embedding and head: the output projection is the embedding when the file has no other.
     pub(super) fn finish(self) -> Program {
         let (vocab, d_model) = (self.config.vocab, self.config.d_model);

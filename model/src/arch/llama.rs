@@ -9,12 +9,6 @@ const ATTENTION: AttentionStyle =
     AttentionStyle { qkv_bias: Bias::Optional, output_bias: Bias::Optional, head_norm: false, gated: false };
 
 pub(super) fn build(program: &mut ProgramBuilder<'_>) -> Result<(), ModelError> {
-    let rope = program.rope(RopePairing::Adjacent);
-    for _ in 0..program.config.layers {
-        let mut layer = program.layer();
-        layer.attention(ATTENTION, rope);
-        layer.mlp("ffn_norm");
-        program.push(layer);
-    }
+    program.transformer(RopePairing::Adjacent, ATTENTION);
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::gguf::shortened;
 use crate::program::Program;
 use build::ProgramBuilder;
 
-pub(crate) use refusals::{layer_of, refuse_keys, refuse_tensors};
+pub(crate) use refusals::{layer_of, note_keys, refuse_keys, refuse_tensors};
 
 /// One row of the registry.
 #[derive(Debug, Clone, Copy)]

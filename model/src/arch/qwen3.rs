@@ -8,12 +8,6 @@ const ATTENTION: AttentionStyle =
     AttentionStyle { qkv_bias: Bias::No, output_bias: Bias::No, head_norm: true, gated: false };
 
 pub(super) fn build(program: &mut ProgramBuilder<'_>) -> Result<(), ModelError> {
-    let rope = program.rope(RopePairing::Halves);
-    for _ in 0..program.config.layers {
-        let mut layer = program.layer();
-        layer.attention(ATTENTION, rope);
-        layer.mlp("ffn_norm");
-        program.push(layer);
-    }
+    program.transformer(RopePairing::Halves, ATTENTION);
     Ok(())
 }

@@ -51,12 +51,58 @@ const KEYS: &[(&str, Asks, &str)] = &[
     ("rope.freq_base_swa", Asks::Always, "a second rotary embedding for local layers is not computed"),
 ];
 
+/// Keys (after the architecture's prefix) that the configuration reads, or that do not change what is computed.
+const KNOWN_KEYS: &[&str] = &[
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.recurrent_layers",
+    "attention.value_length",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "full_attention_interval",
+    "nextn_predict_layers",
+    "rope.dimension_count",
+    "rope.dimension_sections",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.attn_factor",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_ext_factor",
+    "ssm.conv_kernel",
+    "ssm.group_count",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+    "tensor_data_layout",
+    "vocab_size",
+];
+
+/// A note on keys of the architecture that nobody here knows.
+pub(crate) fn note_keys(metadata: Metadata<'_>, architecture: &str) -> Option<String> {
+    let mut unknown = metadata.iter().filter_map(|(key, _)| {
+        let name = key.strip_prefix(architecture)?.strip_prefix('.')?;
+        let known = KNOWN_KEYS.contains(&name) || KEYS.iter().any(|(refused, ..)| *refused == name);
+        (!known).then_some(key)
+    });
+    let first = unknown.next()?;
+    Some(format!("unknown metadata keys without effect: {}, the first is {first:?}", 1 + unknown.count()))
+}
+
 /// Refuses a model whose metadata asks for something we do not compute.
-pub(crate) fn refuse_keys(
-    metadata: Metadata<'_>,
-    architecture: &str,
-    context: usize,
-) -> Result<(), ModelError> {
+pub(crate) fn refuse_keys(metadata: Metadata<'_>, architecture: &str) -> Result<(), ModelError> {
+    // A file without a context length is refused for that later.
+    let context =
+        metadata.get(&format!("{architecture}.context_length")).and_then(|v| v.as_f64()).unwrap_or(0.0);
     for (name, asks, reason) in KEYS {
         let key = format!("{architecture}.{name}");
         let Some(value) = metadata.get(&key) else { continue };
@@ -72,12 +118,12 @@ pub(crate) fn refuse_keys(
 
 impl Asks {
     /// Whether `value` asks for the thing; values of an unexpected type do, as we cannot tell.
-    fn by(&self, value: Value<'_>, context: usize) -> bool {
+    fn by(&self, value: Value<'_>, context: f64) -> bool {
         let number = value.as_f64();
         match *self {
             Asks::NonZero => number != Some(0.0),
             Asks::NotUnit => !matches!(number, Some(0.0 | 1.0)),
-            Asks::BelowContext => !number.is_some_and(|n| n == 0.0 || n >= context as f64),
+            Asks::BelowContext => !number.is_some_and(|n| n == 0.0 || n >= context),
             Asks::Bool(asking) => value != Value::Bool(!asking),
             Asks::Always => true,
         }
@@ -121,8 +167,8 @@ const TENSORS: &[(&str, &str)] = &[
 const WEIGHT_SCALE: &str = ".scale";
 
 /// Refuses tensors that the program does not use but that change the results.
-pub(crate) fn refuse_tensors<'a>(unused: impl Iterator<Item = &'a str>) -> Result<(), ModelError> {
-    for name in unused {
+pub(crate) fn refuse_tensors(unused: &[&str]) -> Result<(), ModelError> {
+    for &name in unused {
         let role = split(name).map_or(name, |(_, role)| role);
         let reason = match TENSORS.iter().find(|(known, _)| *known == role) {
             Some((_, reason)) => reason,

@@ -12,15 +12,26 @@ use minijinja_contrib::pycompat;
 use super::error::TemplateError;
 use super::json;
 use super::python;
+use super::values::Converter;
 
 /// The only template in the environment.
 pub(super) const TEMPLATE: &str = "chat template";
 
 /// Most bytes of template source accepted; the largest published ones have about 20 KB.
-const MAX_SOURCE_BYTES: usize = 1 << 20;
+const MAX_SOURCE_BYTES: usize = 1 << 16;
 
-/// Budget of one render: an instruction costs one, 64 bytes of data cost one. A conversation of 10 MB needs about a fifth.
-const FUEL: u64 = 4_000_000;
+/// Stack of the thread that compiles. The compiler recurses for every operator of an expression, half a kilobyte each, so
+/// this is enough for a template that is nothing but operators.
+const COMPILE_STACK: usize = 1 << 26;
+
+/// Budget of a render before the conversation counts: an instruction costs one, 64 bytes of data cost one.
+const BASE_FUEL: u64 = 500_000;
+
+/// Budget that each byte of a conversation adds: real templates copy a text about ten times.
+const FUEL_PER_BYTE: u64 = 1;
+
+/// Budget that each value of a conversation adds; a message of two texts is three values.
+const FUEL_PER_VALUE: u64 = 200;
 
 /// Levels of nested blocks, macros and calls.
 const RECURSION: usize = 200;
@@ -30,17 +41,37 @@ const RECURSION: usize = 200;
 #[error("{0}")]
 struct Raised(String);
 
-/// Compiles `source`.
+/// The budget for rendering what `converter` has converted.
+pub(super) fn fuel(converter: &Converter) -> u64 {
+    BASE_FUEL + converter.bytes * FUEL_PER_BYTE + converter.values * FUEL_PER_VALUE
+}
+
+/// Compiles `source`, whatever it is, without overflowing the stack.
 pub(super) fn compile(source: &str) -> Result<Environment<'static>, TemplateError> {
     if source.len() > MAX_SOURCE_BYTES {
         return Err(TemplateError::TooLarge { found: source.len(), limit: MAX_SOURCE_BYTES });
     }
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("template".to_owned()).stack_size(COMPILE_STACK);
+        let compiled = thread.spawn_scoped(scope, || environment(source)).map(|thread| thread.join());
+        match compiled {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => {
+                Err(TemplateError::Compiler { reason: "the template compiler panicked".to_owned() })
+            }
+            Err(error) => {
+                Err(TemplateError::Compiler { reason: format!("no thread to compile it on: {error}") })
+            }
+        }
+    })
+}
+
+fn environment(source: &str) -> Result<Environment<'static>, TemplateError> {
     let mut env = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     env.set_syntax(syntax.map_err(|error| template_error(&error))?);
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_undefined_behavior(UndefinedBehavior::Lenient);
-    env.set_fuel(Some(FUEL));
     env.set_recursion_limit(RECURSION);
     env.set_formatter(write_value);
     env.set_unknown_method_callback(call_method);
@@ -77,30 +108,30 @@ pub(super) fn template_error(error: &Error) -> TemplateError {
     }
 }
 
-fn write_value(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+fn write_value(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     match value.as_str() {
-        Some(text) => out.write_str(text).map_err(Error::from),
-        None => python::write_str(out, value).map_err(Error::from),
+        Some(text) => Ok(out.write_str(text)?),
+        None => python::write_str(out, state, value),
     }
 }
 
-fn raise_exception(message: &Value) -> Result<Value, Error> {
-    let message = message.to_string();
+fn raise_exception(state: &State<'_, '_>, message: &Value) -> Result<Value, Error> {
+    let message = string(state, message)?.to_string();
     Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
 }
 
 /// `str(value)` as a value.
-fn string(value: &Value) -> Result<Value, Error> {
+fn string(state: &State<'_, '_>, value: &Value) -> Result<Value, Error> {
     if value.as_str().is_some() {
         return Ok(value.clone());
     }
     let mut out = String::new();
-    python::write_str(&mut out, value)?;
+    python::write_str(&mut out, state, value)?;
     Ok(Value::from(out))
 }
 
-fn trim(value: &Value, chars: Option<&str>) -> Result<Value, Error> {
-    let text = string(value)?;
+fn trim(state: &State<'_, '_>, value: &Value, chars: Option<&str>) -> Result<Value, Error> {
+    let text = string(state, value)?;
     Ok(Value::from(strip(text.as_str().unwrap_or_default(), chars, Side::Both)))
 }
 

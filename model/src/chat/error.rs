@@ -26,6 +26,12 @@ pub enum TemplateError {
         /// Bytes accepted.
         limit: usize,
     },
+    /// The template could not be compiled for a reason that is not in it.
+    #[error("the model's chat template could not be compiled: {reason}")]
+    Compiler {
+        /// What happened.
+        reason: String,
+    },
     /// The template itself declined the conversation, in its own words.
     #[error("the model's chat template declines this conversation: {message}")]
     Refused {
@@ -75,6 +81,7 @@ impl TemplateError {
             Self::NoTemplate => "no_chat_template",
             Self::Syntax { .. } => "chat_template_syntax",
             Self::TooLarge { .. } => "chat_template_too_large",
+            Self::Compiler { .. } => "chat_template_compiler",
             Self::Refused { .. } => "chat_template_refused",
             Self::Render { .. } => "chat_template_failed",
             Self::OutOfFuel => "chat_template_out_of_fuel",

@@ -51,37 +51,32 @@ fn failed(detail: String) -> Error {
 
 /// The filter.
 pub(super) fn tojson(state: &State<'_, '_>, value: &Value, args: Kwargs) -> Result<Value, Error> {
-    let mut writer = Writer { style: Style::new(&args)?, out: String::new(), level: 0 };
+    let mut writer = Writer { state, style: Style::new(&args)?, out: String::new(), level: 0 };
     writer.value(value)?;
-    // The engine charges for the result; the walk that made it costs about as much again for every few bytes.
-    state.consume_fuel(writer.out.len() as u64 / 8)?;
     Ok(Value::from(writer.out))
 }
 
-#[derive(Debug)]
-struct Writer {
+struct Writer<'w, 'template, 'env> {
+    state: &'w State<'template, 'env>,
     style: Style,
     out: String,
     level: usize,
 }
 
-impl Writer {
+impl Writer<'_, '_, '_> {
     fn value(&mut self, value: &Value) -> Result<(), Error> {
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => self.number(value),
             ValueKind::String => self.string(value.as_str().unwrap_or_default()),
-            ValueKind::Seq | ValueKind::Iterable => {
-                let items = value.try_iter()?.collect::<Vec<_>>();
-                self.container('[', ']', &items, |writer, item| writer.value(item))?;
-            }
+            ValueKind::Seq | ValueKind::Iterable => self.items('[', ']', value.try_iter()?, Self::value)?,
             ValueKind::Map => {
                 let mut keys = value.try_iter()?.collect::<Vec<_>>();
                 if self.style.sort_keys {
                     keys.sort();
                 }
-                self.container('{', '}', &keys, |writer, key| {
+                self.items('{', '}', keys.into_iter(), |writer, key| {
                     writer.key(key)?;
                     writer.out.push_str(&writer.style.key_separator);
                     writer.value(&value.get_item(key)?)
@@ -92,24 +87,28 @@ impl Writer {
         Ok(())
     }
 
-    fn container(
+    /// Writes the items of a container. Each is charged: a short template can make a list that is too long to walk.
+    fn items(
         &mut self,
         open: char,
         close: char,
-        items: &[Value],
+        items: impl Iterator<Item = Value>,
         mut each: impl FnMut(&mut Self, &Value) -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.out.push(open);
         self.level += 1;
-        for (index, item) in items.iter().enumerate() {
-            if index > 0 {
+        let mut empty = true;
+        for item in items {
+            self.state.consume_fuel(1)?;
+            if !empty {
                 self.out.push_str(&self.style.item_separator);
             }
+            empty = false;
             self.line_break();
-            each(self, item)?;
+            each(self, &item)?;
         }
         self.level -= 1;
-        if !items.is_empty() {
+        if !empty {
             self.line_break();
         }
         self.out.push(close);

@@ -8,6 +8,8 @@ mod engine;
 mod error;
 mod json;
 mod python;
+#[cfg(test)]
+mod tests;
 mod values;
 
 pub use error::TemplateError;
@@ -19,6 +21,7 @@ use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::{Map, Value as Json};
 use std::borrow::Cow;
+use values::Converter;
 
 /// The common format of models without a template of their own whose vocabulary has its delimiters.
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' \
@@ -115,10 +118,10 @@ impl ChatTemplate {
     }
 
     fn render_messages(&self, request: &ChatRequest<'_>, messages: &Json) -> Result<String, TemplateError> {
-        let optional = |json: Option<&Json>| json.map_or(Ok(Value::from(())), values::convert);
+        let mut converter = Converter::default();
         let mut variables = vec![
-            ("messages", values::convert(messages)?),
-            ("tools", optional(request.tools)?),
+            ("messages", converter.convert(messages)?),
+            ("tools", converter.convert(request.tools.unwrap_or(&Json::Null))?),
             ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(request.add_generation_prompt)),
             ("strftime_now", strftime_now(request.now)),
@@ -128,9 +131,12 @@ impl ChatTemplate {
             .extend(named.into_iter().filter_map(|(name, text)| Some((name, Value::from(text.as_deref()?)))));
         variables.extend(request.enable_thinking.map(|on| ("enable_thinking", Value::from(on))));
         for (name, json) in &request.kwargs {
-            variables.push((name, values::convert(json)?)); // the last of a name wins
+            variables.push((name, converter.convert(json)?)); // the last of a name wins
         }
-        let template = self.environment.get_template(engine::TEMPLATE);
+        // A copy, because the budget belongs to the environment. Templates and filters are shared between copies.
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(engine::fuel(&converter)));
+        let template = environment.get_template(engine::TEMPLATE);
         template
             .and_then(|template| template.render(Value::from_pairs(variables)))
             .map_err(|error| engine::template_error(&error))

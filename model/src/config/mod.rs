@@ -7,7 +7,7 @@ mod rope;
 pub use rope::{RopeConfig, RopeScaling, Yarn};
 
 use crate::error::ModelError;
-use crate::gguf::{Metadata, required};
+use crate::gguf::{Metadata, required, shortened};
 use reader::Reader;
 use std::ops::RangeInclusive;
 
@@ -26,7 +26,7 @@ mod bounds {
     pub(super) const EPS: RangeInclusive<f32> = 1e-12..=0.1;
 }
 
-/// The configuration of a model. Obtained from [`ModelConfig::from_metadata`] only.
+/// The configuration of a model. Obtained by opening a [`ModelFile`](crate::file::ModelFile) only.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ModelConfig {
@@ -129,7 +129,7 @@ fn head_dim(keys: &Reader<'_>, name: &str, d_model: usize, heads: usize) -> Resu
         return keys.number(name, bounds::HEAD_DIM);
     }
     let dim = d_model / heads;
-    if d_model % heads == 0 && u32::try_from(dim).is_ok_and(|dim| bounds::HEAD_DIM.contains(&dim)) {
+    if d_model.is_multiple_of(heads) && u32::try_from(dim).is_ok_and(|dim| bounds::HEAD_DIM.contains(&dim)) {
         return Ok(dim);
     }
     let reason = format!("is absent, and {d_model} values cannot be shared by {heads} heads");
@@ -188,4 +188,16 @@ fn recurrent_layers(keys: &Reader<'_>, layers: usize, blocks: usize) -> Result<V
 pub(crate) fn architecture(metadata: Metadata<'_>) -> Result<&str, ModelError> {
     let key = "general.architecture";
     Ok(required(key, metadata.str(key)?)?)
+}
+
+/// Refuses files that hold something beside a model: adapters, image projectors, importance matrices.
+pub(crate) fn refuse_parts(metadata: Metadata<'_>) -> Result<(), ModelError> {
+    let key = "general.type";
+    match metadata.str(key)? {
+        None | Some("model") => Ok(()),
+        Some(other) => Err(ModelError::Unsupported {
+            what: format!("{key} = {:?}", shortened(other)),
+            reason: "only whole models are run".to_owned(),
+        }),
+    }
 }

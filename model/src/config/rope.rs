@@ -81,13 +81,15 @@ impl RopeConfig {
     fn check_sections(&self, keys: &Reader<'_>) -> Result<(), ModelError> {
         let name = "rope.dimension_sections";
         let Some(sections) = keys.metadata().u32_array(&keys.key(name))? else { return Ok(()) };
+        let pairs = self.rotary_dim / 2;
         let axes: u64 = sections.iter().take(3).map(|&n| u64::from(n)).sum();
-        if axes == self.rotary_dim as u64 / 2 {
+        if axes == pairs as u64 {
             return Ok(());
         }
-        let pairs = self.rotary_dim / 2;
-        Err(keys
-            .bad(name, format!("the first three of {sections:?} do not add up to the {pairs} rotated pairs")))
+        Err(keys.bad(
+            name,
+            format!("the first three sections add up to {axes}, not to the {pairs} rotated pairs"),
+        ))
     }
 
     /// Angular frequency per pair, radians per position. `divisors` are the file's own, one per pair.
@@ -161,3 +163,7 @@ impl RopeScaling {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "rope_tests.rs"]
+mod tests;

@@ -89,7 +89,7 @@ impl GgmlType {
     pub fn row_bytes(self, elems: u64) -> Option<u64> {
         let info = self.info()?;
         let per = info.block_elems as u64;
-        if elems % per != 0 {
+        if !elems.is_multiple_of(per) {
             return None;
         }
         (elems / per).checked_mul(info.block_bytes as u64)

@@ -13,11 +13,13 @@ mod ggml_type;
 pub mod limits;
 mod metadata;
 mod tensor;
+mod value;
 
 pub use error::GgufError;
 pub use ggml_type::{GgmlType, TypeInfo};
-pub use metadata::{Array, Metadata, Value, ValueType, required, shortened};
+pub use metadata::{Metadata, required};
 pub use tensor::TensorInfo;
+pub use value::{Array, Value, ValueType, shortened};
 
 use cursor::Cursor;
 use limits::{MAX_ALIGNMENT, MAX_HEADER_BYTES, MAX_KEYS, MAX_TENSORS};
@@ -229,7 +231,7 @@ fn unknown_types(tensors: &[TensorInfo]) -> Option<String> {
     let mut unknown = tensors.iter().filter(|t| t.ggml_type.info().is_none());
     let first = unknown.next()?;
     let (count, name, kind) = (1 + unknown.count(), &first.name, first.ggml_type);
-    Some(format!("{count} tensors of unknown type were not checked, the first is {name:?} ({kind})"))
+    Some(format!("tensors of unknown type, not checked: {count}, the first is {name:?} ({kind})"))
 }
 
 /// A count that `limit` and the rest of the file allow, where each item takes `least` bytes or more.

@@ -79,7 +79,7 @@ impl RawTensor {
         file_len: usize,
     ) -> Result<TensorInfo, GgufError> {
         let bad = |reason: String| GgufError::BadTensor { name: self.name.to_string(), index, reason };
-        if self.offset % u64::from(alignment) != 0 {
+        if !self.offset.is_multiple_of(u64::from(alignment)) {
             return Err(bad(format!(
                 "offset {} is not a multiple of the alignment {alignment}",
                 self.offset

@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 ///
 /// # Panics
 /// When the folder is absent and required.
-
 pub fn oracles() -> Option<PathBuf> {
     let beside = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/oracles"));
     let dir = std::env::var_os("SPILLWAY_ORACLES").map_or_else(|| beside.to_owned(), PathBuf::from);

@@ -13,6 +13,8 @@ mod special;
 mod split;
 mod spm;
 mod table;
+#[cfg(test)]
+mod tests;
 mod vocabulary;
 
 pub use error::TokenizerError;

@@ -49,6 +49,8 @@ pub struct Load {
     pub model: PathBuf,
     /// Whether to send `loading` events.
     pub progress: bool,
+    /// Pre-tokenizer to use whatever the file says.
+    pub assume_pre: Option<String>,
     /// Placement.
     pub params: PlacementParams,
 }
@@ -189,18 +191,17 @@ fn parse_load(id: Option<String>, map: Map<String, Value>) -> Result<Load, LineE
     let mut fields = Fields::new("load", "", map);
     let model: String = fields.require("model")?;
     let progress = fields.take("progress")?.unwrap_or(false);
-    let params = match fields.take::<Map<String, Value>>("params")? {
-        Some(map) => parse_placement(map)?,
-        None => PlacementParams::default(),
-    };
+    let mut params = Fields::new("load", "params.", fields.take("params")?.unwrap_or_default());
     fields.finish(foreign::LOAD)?;
-    Ok(Load { id, model: PathBuf::from(model), progress, params })
+    let assume_pre = params.take("assume_pre")?;
+    let placement = take_placement(&mut params)?;
+    params.finish(foreign::LOAD_PARAMS)?;
+    Ok(Load { id, model: PathBuf::from(model), progress, assume_pre, params: placement })
 }
 
-fn parse_placement(map: Map<String, Value>) -> Result<PlacementParams, LineError> {
-    let mut fields = Fields::new("load", "params.", map);
+fn take_placement(fields: &mut Fields) -> Result<PlacementParams, LineError> {
     let text = |setting: Option<Setting>| setting.map(|Setting(text)| text);
-    let params = PlacementParams {
+    Ok(PlacementParams {
         max_seq: fields.take("max_seq")?,
         pp: fields.take("pp")?,
         pp_layers: text(fields.take("pp_layers")?),
@@ -212,9 +213,7 @@ fn parse_placement(map: Map<String, Value>) -> Result<PlacementParams, LineError
         parallel: fields.take("parallel")?,
         kv_type: fields.take("kv_type")?,
         chunk: fields.take("chunk")?,
-    };
-    fields.finish(foreign::LOAD_PARAMS)?;
-    Ok(params)
+    })
 }
 
 fn parse_generate(id: Option<String>, map: Map<String, Value>) -> Result<Generate, LineError> {

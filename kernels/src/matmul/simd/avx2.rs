@@ -22,6 +22,40 @@ fn count(shift: u32) -> __m128i {
     unsafe { _mm_cvtsi32_si128(shift.cast_signed()) }
 }
 
+/// Adds pairs of 16-bit numbers to `acc`.
+#[inline(always)]
+unsafe fn widen(acc: __m256i, pairs: __m256i) -> __m256i {
+    // SAFETY: the caller has the instructions.
+    unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))) }
+}
+
+/// Four lines: pairs of products in 16 bits, added there as long as they fit.
+#[inline(always)]
+unsafe fn dot4_pairs(acc: __m256i, codes: [__m256i; 4], x: [*const i32; 4], bits: usize) -> __m256i {
+    // SAFETY: the caller has the instructions, and words to point to.
+    unsafe {
+        let mut p = [_mm256_setzero_si256(); 4];
+        for (j, p) in p.iter_mut().enumerate() {
+            let x = _mm256_set1_epi32(*x[j]);
+            *p = if bits == 8 {
+                // Sign trick: |code| · (x with the code's sign); 128 · 127 · 2 fits.
+                _mm256_maddubs_epi16(_mm256_abs_epi8(codes[j]), _mm256_sign_epi8(x, codes[j]))
+            } else {
+                _mm256_maddubs_epi16(codes[j], x)
+            };
+        }
+        let [a, b, c, d] = p;
+        match bits {
+            // 31 · 127 · 2 · 4 fits in 16 bits,
+            ..=5 => widen(acc, _mm256_add_epi16(_mm256_add_epi16(a, b), _mm256_add_epi16(c, d))),
+            // 63 · 127 · 2 · 2 does,
+            6 => widen(widen(acc, _mm256_add_epi16(a, b)), _mm256_add_epi16(c, d)),
+            // and of larger ones only one pair.
+            _ => widen(widen(widen(widen(acc, a), b), c), d),
+        }
+    }
+}
+
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "the trait's contract: the caller has the instructions and valid pointers"
@@ -30,7 +64,6 @@ impl Simd for Avx2 {
     type I = __m256i;
     type F = __m256;
     const LANES: usize = 8;
-    const FULL_PANEL: bool = false;
     const SIGNED_BYTES: bool = true;
 
     #[inline(always)]
@@ -77,33 +110,9 @@ impl Simd for Avx2 {
     unsafe fn nibble(v: __m256i, shift: u32) -> __m256i {
         unsafe { _mm256_and_si256(_mm256_srl_epi32(v, count(shift)), _mm256_set1_epi32(15)) }
     }
-    /// Pairs of products in 16 bits, added there as long as they fit.
     #[inline(always)]
     unsafe fn dot4(acc: __m256i, codes: [__m256i; 4], x: [*const i32; 4], bits: usize) -> __m256i {
-        unsafe {
-            let ones = _mm256_set1_epi16(1);
-            let widen = |acc, pairs| _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, ones));
-            let x = x.map(|x| _mm256_set1_epi32(*x));
-            let p: [__m256i; 4] = if bits == 8 {
-                // Sign trick: |code| · (x with the code's sign); 128 · 127 · 2 fits.
-                std::array::from_fn(|j| {
-                    _mm256_maddubs_epi16(_mm256_abs_epi8(codes[j]), _mm256_sign_epi8(x[j], codes[j]))
-                })
-            } else {
-                std::array::from_fn(|j| _mm256_maddubs_epi16(codes[j], x[j]))
-            };
-            match bits {
-                // 31 · 127 · 2 · 4 fits in 16 bits,
-                ..=5 => {
-                    let low = _mm256_add_epi16(p[0], p[1]);
-                    widen(acc, _mm256_add_epi16(low, _mm256_add_epi16(p[2], p[3])))
-                }
-                // 63 · 127 · 2 · 2 does,
-                6 => widen(widen(acc, _mm256_add_epi16(p[0], p[1])), _mm256_add_epi16(p[2], p[3])),
-                // and of larger ones only one pair.
-                _ => p.into_iter().fold(acc, widen),
-            }
-        }
+        unsafe { dot4_pairs(acc, codes, x, bits) }
     }
 
     #[inline(always)]

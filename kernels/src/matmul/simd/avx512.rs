@@ -35,33 +35,38 @@ fn count(shift: u32) -> __m128i {
     unsafe { _mm_cvtsi32_si128(shift.cast_signed()) }
 }
 
+/// Adds pairs of 16-bit numbers to `acc`.
+#[inline(always)]
+unsafe fn widen(acc: __m512i, pairs: __m512i) -> __m512i {
+    // SAFETY: the caller has the instructions.
+    unsafe { _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))) }
+}
+
 /// Four lines without the dot product instruction: pairs of products in 16 bits, added there as long as they fit.
 #[inline(always)]
-unsafe fn dot4_pairs(acc: __m512i, codes: [__m512i; 4], x: [__m512i; 4], bits: usize) -> __m512i {
-    // SAFETY: the caller has the instructions.
+unsafe fn dot4_pairs(acc: __m512i, codes: [__m512i; 4], x: [*const i32; 4], bits: usize) -> __m512i {
+    // SAFETY: the caller has the instructions, and words to point to.
     unsafe {
-        let ones = _mm512_set1_epi16(1);
-        let widen = |acc, pairs| _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, ones));
-        let p: [__m512i; 4] = if bits == 8 {
-            // Sign trick: |code| · (x with the code's sign); 128 · 127 · 2 fits.
-            std::array::from_fn(|j| {
+        let mut p = [_mm512_setzero_si512(); 4];
+        for (j, p) in p.iter_mut().enumerate() {
+            let x = _mm512_set1_epi32(*x[j]);
+            *p = if bits == 8 {
+                // Sign trick: |code| · (x with the code's sign); 128 · 127 · 2 fits.
                 let negative = _mm512_movepi8_mask(codes[j]);
-                let x = _mm512_mask_sub_epi8(x[j], negative, _mm512_setzero_si512(), x[j]);
+                let x = _mm512_mask_sub_epi8(x, negative, _mm512_setzero_si512(), x);
                 _mm512_maddubs_epi16(_mm512_abs_epi8(codes[j]), x)
-            })
-        } else {
-            std::array::from_fn(|j| _mm512_maddubs_epi16(codes[j], x[j]))
-        };
+            } else {
+                _mm512_maddubs_epi16(codes[j], x)
+            };
+        }
+        let [a, b, c, d] = p;
         match bits {
             // 31 · 127 · 2 · 4 fits in 16 bits,
-            ..=5 => {
-                let low = _mm512_add_epi16(p[0], p[1]);
-                widen(acc, _mm512_add_epi16(low, _mm512_add_epi16(p[2], p[3])))
-            }
+            ..=5 => widen(acc, _mm512_add_epi16(_mm512_add_epi16(a, b), _mm512_add_epi16(c, d))),
             // 63 · 127 · 2 · 2 does,
-            6 => widen(widen(acc, _mm512_add_epi16(p[0], p[1])), _mm512_add_epi16(p[2], p[3])),
+            6 => widen(widen(acc, _mm512_add_epi16(a, b)), _mm512_add_epi16(c, d)),
             // and of larger ones only one pair.
-            _ => p.into_iter().fold(acc, widen),
+            _ => widen(widen(widen(widen(acc, a), b), c), d),
         }
     }
 }
@@ -74,7 +79,6 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     type I = __m512i;
     type F = __m512;
     const LANES: usize = 16;
-    const FULL_PANEL: bool = true;
     const SIGNED_BYTES: bool = !VNNI;
 
     #[inline(always)]
@@ -124,9 +128,12 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     #[inline(always)]
     unsafe fn dot4(acc: __m512i, codes: [__m512i; 4], x: [*const i32; 4], bits: usize) -> __m512i {
         unsafe {
-            let x = x.map(|x| _mm512_set1_epi32(*x));
             if VNNI {
-                codes.into_iter().zip(x).fold(acc, |acc, (codes, x)| _mm512_dpbusd_epi32(acc, codes, x))
+                let mut acc = acc;
+                for (codes, x) in codes.into_iter().zip(x) {
+                    acc = _mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(*x));
+                }
+                acc
             } else {
                 dot4_pairs(acc, codes, x, bits)
             }

@@ -1,6 +1,7 @@
 //! The tile kernel over any [`Simd`]: the arithmetic of the [module description](crate::matmul), a vector of rows at
 //! a time. Everything is inlined into one function per format and instruction set, in which the format's row of the
-//! table is constant.
+//! table is constant. That takes `inline(always)` and plain loops throughout: a closure would be compiled for the
+//! baseline CPU and not be inlined.
 
 #![expect(clippy::cast_possible_truncation, reason = "the only casts are of shifts, which are below 8")]
 
@@ -10,8 +11,9 @@ use crate::formats::{Coding, Float, Format, Quant, SubScales};
 use crate::pack::{BlockLayout, LINE_BYTES, TILE_ROWS};
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
-/// How far ahead weights are fetched into the cache.
-const PREFETCH_BYTES: usize = 2048;
+/// How far ahead weights are fetched into the cache: further than the largest packed block is long, since the parts of
+/// a block are read side by side.
+const PREFETCH_BYTES: usize = 4096;
 /// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
 
@@ -22,19 +24,11 @@ pub(super) unsafe fn tile<S: Simd, const FORMAT: usize>(
     panel: &[i32],
     out: &mut [[f32; TILE_ROWS]],
 ) {
-    let width = out.len();
-    // SAFETY: the caller's promise. Each arm takes the tokens `first..first + C` of the `width` there are.
+    // SAFETY: the caller's promise; a panel has one token or `PANEL`.
     unsafe {
-        if S::FULL_PANEL && width == PANEL {
-            return tokens::<S, FORMAT, PANEL>(tile, panel, PANEL, 0, out);
-        }
-        for (i, out) in out.chunks_mut(4).enumerate() {
-            match out.len() {
-                1 => tokens::<S, FORMAT, 1>(tile, panel, width, 4 * i, out),
-                2 => tokens::<S, FORMAT, 2>(tile, panel, width, 4 * i, out),
-                3 => tokens::<S, FORMAT, 3>(tile, panel, width, 4 * i, out),
-                _ => tokens::<S, FORMAT, 4>(tile, panel, width, 4 * i, out),
-            }
+        match out.len() {
+            1 => tokens::<S, FORMAT, 1>(tile, panel, out),
+            _ => tokens::<S, FORMAT, PANEL>(tile, panel, out),
         }
     }
 }
@@ -42,23 +36,21 @@ pub(super) unsafe fn tile<S: Simd, const FORMAT: usize>(
 /// The sums of `C` tokens for each half of the tile; sets whose vectors cover the tile use the first half alone.
 type Sums<S, const C: usize> = [[<S as Simd>::F; C]; 2];
 
-/// `C` tokens of a panel `width` tokens wide, from token `first` on.
+/// A panel of `C` tokens.
 #[inline(always)]
 unsafe fn tokens<S: Simd, const FORMAT: usize, const C: usize>(
     tile: &[u8],
     panel: &[i32],
-    width: usize,
-    first: usize,
     out: &mut [[f32; TILE_ROWS]],
 ) {
     let row = const { Format::ALL[FORMAT].row() };
     // SAFETY: the caller's promise.
     unsafe {
         let sums: Sums<S, C> = match &row.coding {
-            Coding::Float(float) => float_sums::<S, C>(*float, tile, panel, width, first),
+            Coding::Float(float) => float_sums::<S, C>(*float, tile, panel),
             Coding::Quant(quant) => {
                 let layout = BlockLayout::new(quant, row.block_len);
-                quant_sums::<S, C>(quant, layout, tile, panel, width, first)
+                quant_sums::<S, C>(quant, layout, tile, panel)
             }
         };
         for (half, sums) in sums[..TILE_ROWS / S::LANES].iter().enumerate() {
@@ -80,31 +72,25 @@ fn prefetch(p: *const u8, len: usize) {
 
 /// Sums of a floating-point tile.
 #[inline(always)]
-unsafe fn float_sums<S: Simd, const C: usize>(
-    float: Float,
-    tile: &[u8],
-    panel: &[i32],
-    width: usize,
-    first: usize,
-) -> Sums<S, C> {
+unsafe fn float_sums<S: Simd, const C: usize>(float: Float, tile: &[u8], panel: &[i32]) -> Sums<S, C> {
     let column_bytes = TILE_ROWS * float.bytes();
     // SAFETY: the slices hold the columns they are cut in; the caller has the instructions.
     unsafe {
         let mut sums = [[S::zero_f32(); C]; 2];
-        for (tile, panel) in tile.chunks(X_BLOCK * column_bytes).zip(panel.chunks(X_BLOCK * width)) {
+        for (tile, panel) in tile.chunks(X_BLOCK * column_bytes).zip(panel.chunks(X_BLOCK * C)) {
             prefetch(tile.as_ptr(), tile.len());
             for (half, sums) in sums[..TILE_ROWS / S::LANES].iter_mut().enumerate() {
                 let offset = half * S::LANES * float.bytes();
                 let mut t = [S::zero_f32(); C];
-                for (column, x) in tile.chunks_exact(column_bytes).zip(panel.chunks_exact(width)) {
-                    let p = column.as_ptr().add(offset);
+                for (column, x) in tile.chunks_exact(column_bytes).zip(panel.as_chunks::<C>().0) {
+                    let p = column.as_ptr().wrapping_add(offset);
                     let w = match float {
                         Float::F32 => S::load_f32(p),
                         Float::F16 => S::load_f16(p),
                         Float::BF16 => S::load_bf16(p),
                     };
                     for (c, t) in t.iter_mut().enumerate() {
-                        *t = S::fma(w, S::splat_f32(x.as_ptr().add(first + c)), *t);
+                        *t = S::fma(w, S::splat_f32(&raw const x[c]), *t);
                     }
                 }
                 for (sum, t) in sums.iter_mut().zip(t) {
@@ -123,12 +109,10 @@ unsafe fn quant_sums<S: Simd, const C: usize>(
     layout: BlockLayout,
     tile: &[u8],
     panel: &[i32],
-    width: usize,
-    first: usize,
 ) -> Sums<S, C> {
     let steps = layout.len / X_BLOCK;
-    let block_words = X_BLOCK_WORDS * width;
-    // SAFETY: the slices hold the blocks they are cut in, and `first + C <= width`; the caller has the instructions.
+    let block_words = X_BLOCK_WORDS * C;
+    // SAFETY: the slices hold the blocks they are cut in; the caller has the instructions.
     unsafe {
         let mut sums = [[S::zero_f32(); C]; 2];
         for (block, x) in tile.chunks_exact(layout.bytes).zip(panel.chunks_exact(steps * block_words)) {
@@ -136,9 +120,12 @@ unsafe fn quant_sums<S: Simd, const C: usize>(
                 let weights = Weights::<S>::new(quant, layout, block.as_ptr(), half * S::LANES);
                 for step in 0..steps {
                     if half == 0 {
-                        prefetch(block.as_ptr().add(step * layout.bytes / steps), layout.bytes / steps);
+                        prefetch(
+                            block.as_ptr().wrapping_add(step * layout.bytes / steps),
+                            layout.bytes / steps,
+                        );
                     }
-                    let x = Inputs { words: x.as_ptr().add(step * block_words + first), width };
+                    let x = Inputs::<C>(x.as_ptr().wrapping_add(step * block_words));
                     weights.accumulate(step, x, sums);
                 }
             }
@@ -147,14 +134,11 @@ unsafe fn quant_sums<S: Simd, const C: usize>(
     }
 }
 
-/// A block of inputs, from the first token of interest on.
+/// A block of inputs of `C` tokens.
 #[derive(Clone, Copy)]
-struct Inputs {
-    words: *const i32,
-    width: usize,
-}
+struct Inputs<const C: usize>(*const i32);
 
-impl Inputs {
+impl<const C: usize> Inputs<C> {
     /// Row of the block that holds the scales.
     const SCALE: usize = 8;
     /// Row that holds minus the sums of 32 codes; those of 16 codes follow.
@@ -163,7 +147,7 @@ impl Inputs {
     /// Word of row `row` and token `token`.
     #[inline(always)]
     fn at(self, row: usize, token: usize) -> *const i32 {
-        self.words.wrapping_add(row * self.width + token)
+        self.0.wrapping_add(row * C + token)
     }
 }
 
@@ -185,15 +169,15 @@ impl<S: Simd> Weights<S> {
     unsafe fn new(quant: &'static Quant, layout: BlockLayout, block: *const u8, lane: usize) -> Self {
         // SAFETY: `block` is a packed block of this layout; the caller has the instructions.
         unsafe {
-            let d = S::load_f16(block.add(layout.d + 2 * lane));
-            let dmin = if quant.min { S::load_f16(block.add(layout.dmin + 2 * lane)) } else { d };
+            let d = S::load_f16(block.wrapping_add(layout.d + 2 * lane));
+            let dmin = if quant.min { S::load_f16(block.wrapping_add(layout.dmin + 2 * lane)) } else { d };
             Self { quant, layout, block, lane, d, dmin }
         }
     }
 
     /// Adds the products of columns `32 · step..` with `C` tokens to their sums.
     #[inline(always)]
-    unsafe fn accumulate<const C: usize>(&self, step: usize, x: Inputs, sums: &mut [S::F; C]) {
+    unsafe fn accumulate<const C: usize>(&self, step: usize, x: Inputs<C>, sums: &mut [S::F; C]) {
         // SAFETY: the caller's promise: the block has the step, the inputs have `C` tokens.
         unsafe {
             let t = if self.quant.sub == X_BLOCK {
@@ -202,48 +186,51 @@ impl<S: Simd> Weights<S> {
                 self.two_runs::<C>(step, x)
             };
             for (c, (sum, t)) in sums.iter_mut().zip(t).enumerate() {
-                *sum = S::fma(S::splat_f32(x.at(Inputs::SCALE, c)), t, *sum);
+                *sum = S::fma(S::splat_f32(x.at(Inputs::<C>::SCALE, c)), t, *sum);
             }
         }
     }
 
     /// `t` of the module description, for formats with one scale per 32 columns.
     #[inline(always)]
-    unsafe fn one_run<const C: usize>(&self, step: usize, x: Inputs) -> [S::F; C] {
+    unsafe fn one_run<const C: usize>(&self, step: usize, x: Inputs<C>) -> [S::F; C] {
         // SAFETY: as `accumulate`.
         unsafe {
             let (scale, min) = self.scale_and_min(step);
-            let mut dots = self.start::<C>(x, Inputs::SUMS);
+            let mut dots = self.start::<C>(x, Inputs::<C>::SUMS);
             for part in 0..2 {
                 self.dot(step, part, x, &mut dots);
             }
-            std::array::from_fn(|c| {
-                let dot = S::to_f32(dots[c]);
-                if self.quant.min {
-                    let sum = S::to_f32(S::splat_shifted(x.at(Inputs::SUMS, c), 0));
+            let mut t = [S::zero_f32(); C];
+            for (c, (t, dot)) in t.iter_mut().zip(dots).enumerate() {
+                let dot = S::to_f32(dot);
+                *t = if self.quant.min {
+                    let sum = S::to_f32(S::splat_shifted(x.at(Inputs::<C>::SUMS, c), 0));
                     S::fma(scale, dot, S::mul(min, sum))
                 } else {
                     S::mul(scale, dot)
-                }
-            })
+                };
+            }
+            t
         }
     }
 
     /// `t` of the module description, for formats with two scales per 32 columns.
     #[inline(always)]
-    unsafe fn two_runs<const C: usize>(&self, step: usize, x: Inputs) -> [S::F; C] {
+    unsafe fn two_runs<const C: usize>(&self, step: usize, x: Inputs<C>) -> [S::F; C] {
         // SAFETY: as `accumulate`.
         unsafe {
             let runs = [self.scale_and_min(2 * step), self.scale_and_min(2 * step + 1)];
             let mut t = [S::zero_f32(); C];
             if self.quant.min {
                 for (c, t) in t.iter_mut().enumerate() {
-                    let sum = |run| S::to_f32(S::splat_shifted(x.at(Inputs::SUMS + 1 + run, c), 0));
-                    *t = S::fma(runs[1].1, sum(1), S::mul(runs[0].1, sum(0)));
+                    let first = S::to_f32(S::splat_shifted(x.at(Inputs::<C>::SUMS + 1, c), 0));
+                    let second = S::to_f32(S::splat_shifted(x.at(Inputs::<C>::SUMS + 2, c), 0));
+                    *t = S::fma(runs[1].1, second, S::mul(runs[0].1, first));
                 }
             }
             for (part, (scale, _)) in runs.into_iter().enumerate() {
-                let mut dots = self.start::<C>(x, Inputs::SUMS + 1 + part);
+                let mut dots = self.start::<C>(x, Inputs::<C>::SUMS + 1 + part);
                 self.dot(step, part, x, &mut dots);
                 for (t, dot) in t.iter_mut().zip(dots) {
                     let dot = S::to_f32(dot);
@@ -272,26 +259,28 @@ impl<S: Simd> Weights<S> {
 
     /// Sums that dot products start from: minus the bias times the sum of the inputs in row `sums`.
     #[inline(always)]
-    unsafe fn start<const C: usize>(&self, x: Inputs, sums: usize) -> [S::I; C] {
+    unsafe fn start<const C: usize>(&self, x: Inputs<C>, sums: usize) -> [S::I; C] {
         // SAFETY: as `accumulate`.
         unsafe {
-            match self.quant.bias_shift {
-                Some(shift) if !self.signed() => {
-                    std::array::from_fn(|c| S::splat_shifted(x.at(sums, c), shift))
+            let mut start = [S::zero(); C];
+            if let (Some(shift), false) = (self.quant.bias_shift, self.signed()) {
+                for (c, start) in start.iter_mut().enumerate() {
+                    *start = S::splat_shifted(x.at(sums, c), shift);
                 }
-                _ => [S::zero(); C],
             }
+            start
         }
     }
 
     /// Adds the products of the 16 columns `32 · step + 16 · part..`.
     #[inline(always)]
-    unsafe fn dot<const C: usize>(&self, step: usize, part: usize, x: Inputs, dots: &mut [S::I; C]) {
+    unsafe fn dot<const C: usize>(&self, step: usize, part: usize, x: Inputs<C>, dots: &mut [S::I; C]) {
         // SAFETY: as `accumulate`.
         unsafe {
             let codes = self.codes(step, part);
             for (c, dot) in dots.iter_mut().enumerate() {
-                let x = std::array::from_fn(|j| x.at(4 * part + j, c));
+                let row = 4 * part;
+                let x = [x.at(row, c), x.at(row + 1, c), x.at(row + 2, c), x.at(row + 3, c)];
                 *dot = S::dot4(*dot, codes, x, self.code_bits());
             }
         }
@@ -302,15 +291,18 @@ impl<S: Simd> Weights<S> {
     unsafe fn scale_and_min(&self, run: usize) -> (S::F, S::F) {
         // SAFETY: as `accumulate`.
         unsafe {
-            let at = |base: usize| self.block.add(base + run * TILE_ROWS + self.lane);
+            let at = self.block.wrapping_add(run * TILE_ROWS + self.lane);
             let (scale, min) = match self.quant.sub_scales {
                 SubScales::None => return (self.d, self.dmin),
                 SubScales::Bytes => {
-                    let scale = S::load_bytes(at(self.layout.scales));
-                    (scale, if self.quant.min { S::load_bytes(at(self.layout.mins)) } else { scale })
+                    let scale = S::load_bytes(at.wrapping_add(self.layout.scales));
+                    (
+                        scale,
+                        if self.quant.min { S::load_bytes(at.wrapping_add(self.layout.mins)) } else { scale },
+                    )
                 }
                 SubScales::Nibbles => {
-                    let both = S::load_bytes(at(self.layout.scales));
+                    let both = S::load_bytes(at.wrapping_add(self.layout.scales));
                     (S::nibble(both, 0), S::nibble(both, 4))
                 }
             };
@@ -328,12 +320,19 @@ impl<S: Simd> Weights<S> {
             let mut codes = self.field(0, quant.low_bits, 0, line);
             if quant.high_bits > 0 {
                 let high = self.field(self.layout.high, quant.high_bits, quant.low_bits, line);
-                codes = std::array::from_fn(|j| S::or(codes[j], high[j]));
+                for (code, high) in codes.iter_mut().zip(high) {
+                    *code = S::or(*code, high);
+                }
             }
-            if let Some(values) = quant.codebook {
-                codes = codes.map(|code| S::lookup(values, code));
+            for code in &mut codes {
+                if let Some(values) = quant.codebook {
+                    *code = S::lookup(values, *code);
+                }
+                if self.signed() {
+                    *code = S::xor_bytes(*code, 0x80);
+                }
             }
-            if self.signed() { codes.map(|code| S::xor_bytes(code, 0x80)) } else { codes }
+            codes
         }
     }
 
@@ -342,17 +341,18 @@ impl<S: Simd> Weights<S> {
     unsafe fn field(&self, base: usize, bits: usize, to: usize, line: usize) -> [S::I; 4] {
         // SAFETY: as `accumulate`.
         unsafe {
-            let base = self.block.add(base + 4 * self.lane);
+            let base = self.block.wrapping_add(base + 4 * self.lane);
             let mask = u8::MAX >> (8 - bits) << to;
             let per_line = 8 / bits;
-            std::array::from_fn(|j| {
-                let v = S::load(base.add((line + j) / per_line * LINE_BYTES));
-                if bits == 8 {
-                    return v;
+            let mut lines = [S::zero(); 4];
+            for (j, field) in lines.iter_mut().enumerate() {
+                *field = S::load(base.wrapping_add((line + j) / per_line * LINE_BYTES));
+                if bits < 8 {
+                    let shift = ((line + j) % per_line * bits) as i32 - to as i32;
+                    *field = S::field(*field, shift, mask);
                 }
-                let shift = ((line + j) % per_line * bits) as i32 - to as i32;
-                S::field(v, shift, mask)
-            })
+            }
+            lines
         }
     }
 }

@@ -3,6 +3,10 @@
 //! Every number here comes from a chain of operations that belongs to one query row alone: a score is a sum over the
 //! key's dimensions in order, a row's softmax runs over the partition's positions in a fixed lane order, and an output
 //! value is a sum over positions in order. So a row's result does not depend on the rows that share its tile.
+//!
+//! Register tiles are indexed, not iterated: an iterator's methods are functions without the vector instructions, and
+//! one that is not inlined sends every sum through memory.
+#![expect(clippy::needless_range_loop, reason = "see above")]
 
 use super::{BLOCK, PARTITION};
 use crate::lanes::{LANES, Lanes, load_first, store_first};
@@ -221,16 +225,16 @@ unsafe fn score<V: Lanes, E: Element, const R: usize>(
     unsafe {
         for d in 0..key_dim {
             let keys: [V; BLOCK_VECTORS] = [E::load(k.add(d * BLOCK)), E::load(k.add(d * BLOCK + LANES))];
-            for (r, sums) in sums.iter_mut().enumerate() {
+            for r in 0..R {
                 let query = V::splat(*q.add(r * key_dim + d));
-                for (sum, key) in sums.iter_mut().zip(keys) {
-                    *sum = query.mul_add(key, *sum);
+                for i in 0..BLOCK_VECTORS {
+                    sums[r][i] = query.mul_add(keys[i], sums[r][i]);
                 }
             }
         }
-        for (r, sums) in sums.iter().enumerate() {
-            for (i, sum) in sums.iter().enumerate() {
-                sum.store(out.add(r * PARTITION + i * LANES));
+        for r in 0..R {
+            for i in 0..BLOCK_VECTORS {
+                sums[r][i].store(out.add(r * PARTITION + i * LANES));
             }
         }
     }
@@ -246,22 +250,22 @@ unsafe fn softmax<V: Lanes>(scores: &mut [f32], visible: usize) -> (f32, f32) {
     }
     let end = visible.next_multiple_of(LANES);
     scores[visible..end].fill(f32::NEG_INFINITY);
+    let scores = scores.as_mut_ptr();
     let mut max = V::splat(f32::NEG_INFINITY);
     let mut sum = V::splat(0.0);
-    for part in scores[..end].chunks_exact(LANES) {
-        // SAFETY: the chunk is one vector.
-        max = max.max(unsafe { V::load(part.as_ptr()) });
-    }
-    let max = max.max_lane();
-    for part in scores[..end].chunks_exact_mut(LANES) {
-        // SAFETY: the chunk is one vector.
-        unsafe {
-            let p = exp(V::load(part.as_ptr()).sub(V::splat(max)));
-            p.store(part.as_mut_ptr());
+    // SAFETY: `end` is at most the length of the row, which is whole vectors.
+    unsafe {
+        for at in (0..end).step_by(LANES) {
+            max = max.max(V::load(scores.add(at)));
+        }
+        let max = max.max_lane();
+        for at in (0..end).step_by(LANES) {
+            let p = exp(V::load(scores.add(at)).sub(V::splat(max)));
+            p.store(scores.add(at));
             sum = sum.add(p);
         }
+        (max, sum.sum())
     }
-    (max, sum.sum())
 }
 
 /// Outputs of all rows over all blocks, by register tiles. A block that not all rows of a tile see whole is done row
@@ -334,26 +338,26 @@ unsafe fn weigh<V: Lanes, E: Element, const R: usize, const C: usize>(
     let mut sums = [[V::splat(0.0); C]; R];
     // SAFETY: the caller's contract: `R` rows of weights and outputs, `tokens` values of `stride`.
     unsafe {
-        for (r, sums) in sums.iter_mut().enumerate() {
-            for (c, sum) in sums.iter_mut().enumerate() {
-                *sum = V::load(out.add(r * stride + c * LANES));
+        for r in 0..R {
+            for c in 0..C {
+                sums[r][c] = V::load(out.add(r * stride + c * LANES));
             }
         }
         for t in 0..tokens {
             let mut value = [V::splat(0.0); C];
-            for (c, value) in value.iter_mut().enumerate() {
-                *value = E::load(values.add(t * stride + c * LANES));
+            for c in 0..C {
+                value[c] = E::load(values.add(t * stride + c * LANES));
             }
-            for (r, sums) in sums.iter_mut().enumerate() {
+            for r in 0..R {
                 let weight = V::splat(*weights.add(r * PARTITION + t));
-                for (sum, value) in sums.iter_mut().zip(value) {
-                    *sum = weight.mul_add(value, *sum);
+                for c in 0..C {
+                    sums[r][c] = weight.mul_add(value[c], sums[r][c]);
                 }
             }
         }
-        for (r, sums) in sums.iter().enumerate() {
-            for (c, sum) in sums.iter().enumerate() {
-                sum.store(out.add(r * stride + c * LANES));
+        for r in 0..R {
+            for c in 0..C {
+                sums[r][c].store(out.add(r * stride + c * LANES));
             }
         }
     }

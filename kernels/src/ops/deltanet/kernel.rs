@@ -1,6 +1,10 @@
 //! What the DeltaNet layer computes for one head (or one group of channels) over consecutive tokens.
 //!
 //! Tokens are processed one after the other, so cutting a sequence into chunks changes no operation and no bit.
+//!
+//! Register tiles are indexed, not iterated: an iterator's methods are functions without the vector instructions, and
+//! one that is not inlined sends every sum through memory.
+#![expect(clippy::needless_range_loop, reason = "see above")]
 
 use crate::lanes::{LANES, Lanes};
 use crate::ops::math::{exp, sigmoid, silu, softplus};
@@ -120,12 +124,13 @@ pub(crate) unsafe fn delta_rule<V: Lanes>(head: &mut Head<'_>) {
 #[inline(always)]
 unsafe fn gates<V: Lanes>(head: &mut Head<'_>) {
     let (rate, bias) = (V::splat(head.rate), V::splat(head.bias));
-    for (alpha, beta) in head.alpha.chunks_exact_mut(LANES).zip(head.beta.chunks_exact_mut(LANES)) {
-        // SAFETY: the chunks are one vector long.
+    let (alpha, beta) = (head.alpha.as_mut_ptr(), head.beta.as_mut_ptr());
+    for at in (0..head.alpha.len()).step_by(LANES) {
+        // SAFETY: both are whole vectors of the same length.
         unsafe {
-            let decay = exp(rate.mul(softplus(V::load(alpha.as_ptr()).add(bias))));
-            decay.store(alpha.as_mut_ptr());
-            sigmoid(V::load(beta.as_ptr())).store(beta.as_mut_ptr());
+            let decay = exp(rate.mul(softplus(V::load(alpha.add(at)).add(bias))));
+            decay.store(alpha.add(at));
+            sigmoid(V::load(beta.add(at))).store(beta.add(at));
         }
     }
 }
@@ -168,8 +173,8 @@ unsafe fn step<V: Lanes, const W: usize>(
     let (decay, strength) = (V::splat(decay), V::splat(strength));
     // SAFETY: the caller's contract: `k.len()` rows of `W` vectors, `W` vectors of `v` and `out`.
     unsafe {
-        for (i, (&k, &q)) in k.iter().zip(q).enumerate() {
-            let (k, q) = (V::splat(k), V::splat(q));
+        for i in 0..k.len() {
+            let (k, q) = (V::splat(*k.as_ptr().add(i)), V::splat(*q.as_ptr().add(i)));
             for w in 0..W {
                 let s = V::load(state.add((i * W + w) * LANES));
                 by_k[w] = s.mul_add(k, by_k[w]);
@@ -183,11 +188,11 @@ unsafe fn step<V: Lanes, const W: usize>(
             delta[w] = strength.mul(value.sub(decay.mul(by_k[w])));
             decay.mul(by_q[w]).add(delta[w].mul(overlap)).store(out.add(w * LANES));
         }
-        for (i, &k) in k.iter().enumerate() {
-            let k = V::splat(k);
-            for (w, delta) in delta.iter().enumerate() {
+        for i in 0..k.len() {
+            let k = V::splat(*k.as_ptr().add(i));
+            for w in 0..W {
                 let at = state.add((i * W + w) * LANES);
-                V::load(at).mul(decay).add(k.mul(*delta)).store(at);
+                V::load(at).mul(decay).add(k.mul(delta[w])).store(at);
             }
         }
     }

@@ -1,0 +1,426 @@
+//! The board: who is live, who waits, what is in flight. All scheduling, no processes: the driver carries steps between the
+//! board and the workers.
+
+use super::answer::Answer;
+use super::request::{FinishReason, RequestError, RequestId};
+use super::schedule::{Budget, Ready, choose};
+use super::score::ScoreSender;
+use super::slots::Slots;
+use spillway_protocol::frame::{FrameError, FrameLimits, LogitRows, SpanShape, StepFrame};
+use std::collections::VecDeque;
+
+/// Fraction of a step that prompts may take beside decoding sequences, and its floor in tokens.
+const PREFILL_BESIDE_DECODE: usize = 8;
+const PREFILL_FLOOR: usize = 32;
+
+/// Where the logits of a sequence go.
+#[derive(Debug)]
+pub(super) enum Output {
+    /// Into an answer.
+    Answer(Box<Answer>),
+    /// To a thread that reads every row.
+    Score(ScoreSender),
+}
+
+/// An accepted request that has no slot yet.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub id: RequestId,
+    pub prompt: Vec<u32>,
+    /// Most prompt tokens in one step.
+    pub chunk: usize,
+    pub output: Output,
+}
+
+impl Waiting {
+    /// Tokens to reserve room for.
+    fn length(&self) -> usize {
+        match &self.output {
+            Output::Answer(answer) => self.prompt.len() + answer.max_tokens(),
+            Output::Score(_) => self.prompt.len(),
+        }
+    }
+}
+
+/// A request with a slot.
+#[derive(Debug)]
+struct Sequence {
+    id: RequestId,
+    /// Prompt and answer so far.
+    tokens: Vec<u32>,
+    prompt_len: usize,
+    /// Tokens handed to the workers.
+    sent: usize,
+    /// Tokens that every stage has run.
+    done: usize,
+    /// Steps under way that hold tokens of this sequence.
+    in_flight: usize,
+    chunk: usize,
+    output: Output,
+    /// Its terminal event is decided; it only waits for its steps to come back.
+    closed: bool,
+}
+
+/// A span of a step under way.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    slot: usize,
+    start: usize,
+    tokens: usize,
+    first_row: usize,
+    rows: usize,
+}
+
+/// A step under way.
+#[derive(Debug, Default)]
+struct Flight {
+    step: u64,
+    entries: Vec<Entry>,
+}
+
+/// All requests of an engine.
+#[derive(Debug)]
+pub(super) struct Board {
+    limits: FrameLimits,
+    slots: Slots,
+    /// By slot.
+    live: Vec<Option<Sequence>>,
+    waiting: VecDeque<Waiting>,
+    /// Steps under way, oldest first: they come back in the order they were sent.
+    flights: VecDeque<Flight>,
+    /// Empty flights, to be used again.
+    spare: Vec<Flight>,
+    /// Requests that are over and have not been told yet.
+    ended: Vec<Output>,
+    steps_in_flight: usize,
+    turn: usize,
+    tokens_done: u64,
+    ready: Vec<Ready>,
+    chosen: Vec<(usize, usize)>,
+}
+
+impl Board {
+    /// `rewindable`: whether a sequence can continue from any prefix (see [`Slots`]).
+    pub(super) fn new(limits: FrameLimits, rewindable: bool, steps_in_flight: usize) -> Board {
+        Board {
+            slots: Slots::new(limits.max_spans, limits.kv_blocks, rewindable),
+            live: (0..limits.max_spans).map(|_| None).collect(),
+            limits,
+            waiting: VecDeque::new(),
+            flights: VecDeque::new(),
+            spare: Vec::new(),
+            ended: Vec::new(),
+            steps_in_flight,
+            turn: 0,
+            tokens_done: 0,
+            ready: Vec::new(),
+            chosen: Vec::new(),
+        }
+    }
+
+    /// Puts a request at the end of the queue. One that wants no token is done at once.
+    pub(super) fn enqueue(&mut self, mut request: Waiting) {
+        if let Output::Answer(answer) = &mut request.output
+            && answer.max_tokens() == 0
+        {
+            answer.start(0);
+            answer.finish(FinishReason::Length, &request.prompt);
+            self.ended.push(request.output);
+            return;
+        }
+        self.waiting.push_back(request);
+    }
+
+    /// Ends a request that was never let in.
+    pub(super) fn reject(&mut self, mut request: Waiting, error: &RequestError) {
+        request.output.fail(error);
+        self.ended.push(request.output);
+    }
+
+    /// Gives slots to waiting requests in order. The first one that has to wait holds the others up, so that a large
+    /// request is not overtaken for ever.
+    pub(super) fn admit(&mut self) {
+        while let Some(request) = self.waiting.front() {
+            let reuse = matches!(request.output, Output::Answer(_));
+            let Some(claim) = self.slots.claim(&request.prompt, request.length(), reuse) else { return };
+            let Some(Waiting { id, prompt, chunk, mut output }) = self.waiting.pop_front() else { return };
+            if let Output::Answer(answer) = &mut output {
+                answer.start(claim.cached);
+            }
+            self.live[claim.slot] = Some(Sequence {
+                id,
+                prompt_len: prompt.len(),
+                tokens: prompt,
+                sent: claim.cached,
+                done: claim.cached,
+                in_flight: 0,
+                chunk,
+                output,
+                closed: false,
+            });
+        }
+    }
+
+    /// Whether another step may go out now.
+    pub(super) fn may_send(&self) -> bool {
+        self.flights.len() < self.steps_in_flight
+    }
+
+    /// Whether any step is under way.
+    pub(super) fn in_flight(&self) -> bool {
+        !self.flights.is_empty()
+    }
+
+    /// Fills `frame` and `ids` with the next step; false when nobody has tokens to run.
+    pub(super) fn next_step(
+        &mut self,
+        epoch: u64,
+        step: u64,
+        frame: &mut StepFrame,
+        ids: &mut Vec<u32>,
+    ) -> Result<bool, FrameError> {
+        self.select();
+        frame.begin(epoch, step);
+        ids.clear();
+        if self.chosen.is_empty() {
+            return Ok(false);
+        }
+        let mut flight = self.spare.pop().unwrap_or_default();
+        flight.step = step;
+        for &(slot, tokens) in &self.chosen {
+            let Some(sequence) = &mut self.live[slot] else { continue };
+            let end = sequence.sent + tokens;
+            let logits = sequence.wanted(end);
+            let entry = Entry {
+                slot,
+                start: sequence.sent,
+                tokens,
+                first_row: frame.logit_rows(),
+                rows: logits.count(tokens),
+            };
+            frame.push(sequence.span(slot, tokens, logits)?, self.slots.blocks(slot, end), &self.limits)?;
+            ids.extend_from_slice(&sequence.tokens[sequence.sent..end]);
+            sequence.sent = end;
+            sequence.in_flight += 1;
+            flight.entries.push(entry);
+        }
+        self.flights.push_back(flight);
+        Ok(true)
+    }
+
+    /// Decides who takes part in the next step.
+    fn select(&mut self) {
+        self.ready.clear();
+        for (slot, sequence) in self.live.iter().enumerate() {
+            if let Some(sequence) = sequence
+                && !sequence.closed
+            {
+                self.ready.push(sequence.ready(slot));
+            }
+        }
+        let decoding = self.ready.iter().filter(|ready| ready.decoding).count();
+        let budget = Budget {
+            step: self.limits.max_tokens,
+            prefill_beside_decode: (self.limits.max_tokens / PREFILL_BESIDE_DECODE).max(PREFILL_FLOOR),
+            decode: decoding.div_ceil(self.steps_in_flight),
+        };
+        choose(&self.ready, &budget, self.turn, &mut self.chosen);
+        self.turn = self.turn.wrapping_add(1);
+    }
+
+    /// Number of the step whose logits come next.
+    pub(super) fn expected_step(&self) -> Option<u64> {
+        self.flights.front().map(|flight| flight.step)
+    }
+
+    /// Logit rows that the step whose logits come next asked for.
+    pub(super) fn expected_rows(&self) -> usize {
+        self.flights
+            .front()
+            .and_then(|flight| flight.entries.last())
+            .map_or(0, |entry| entry.first_row + entry.rows)
+    }
+
+    /// A logits row of the oldest step. `logits` is scratch afterwards.
+    pub(super) fn row(&mut self, row: usize, logits: &mut [f32]) {
+        let entries = self.flights.front().map(|flight| flight.entries.as_slice()).unwrap_or_default();
+        let entry =
+            entries.iter().find(|entry| (entry.first_row..entry.first_row + entry.rows).contains(&row));
+        if let Some(entry) = entry
+            && let Some(sequence) = &mut self.live[entry.slot]
+            && !sequence.closed
+        {
+            sequence.closed = sequence.take_row(entry.start + (row - entry.first_row), logits);
+        }
+    }
+
+    /// The oldest step is complete.
+    pub(super) fn step_done(&mut self) {
+        let Some(mut flight) = self.flights.pop_front() else { return };
+        for entry in flight.entries.drain(..) {
+            let Some(sequence) = &mut self.live[entry.slot] else { continue };
+            sequence.in_flight -= 1;
+            sequence.done += entry.tokens;
+            self.tokens_done += entry.tokens as u64;
+            self.release_if_over(entry.slot);
+        }
+        self.spare.push(flight);
+    }
+
+    /// Ends a request wherever it is.
+    pub(super) fn abort(&mut self, id: RequestId) {
+        if let Some(at) = self.waiting.iter().position(|request| request.id == id) {
+            if let Some(mut request) = self.waiting.remove(at) {
+                request.output.abort(&request.prompt);
+                self.ended.push(request.output);
+            }
+            return;
+        }
+        let slot = self.live.iter().position(|live| live.as_ref().is_some_and(|sequence| sequence.id == id));
+        if let Some(slot) = slot
+            && let Some(sequence) = &mut self.live[slot]
+            && !sequence.closed
+        {
+            sequence.output.abort(&sequence.tokens);
+            sequence.closed = true;
+            self.release_if_over(slot);
+        }
+    }
+
+    /// Every request that has no terminal event yet is aborted.
+    pub(super) fn abort_all(&mut self) {
+        let live = self.live.iter().flatten().map(|sequence| sequence.id);
+        let ids: Vec<RequestId> = self.waiting.iter().map(|request| request.id).chain(live).collect();
+        ids.into_iter().for_each(|id| self.abort(id));
+    }
+
+    /// Every request that has no terminal event yet fails; what the workers held is gone.
+    pub(super) fn fail_all(&mut self, error: &RequestError) {
+        self.flights.clear();
+        for request in std::mem::take(&mut self.waiting) {
+            self.reject(request, error);
+        }
+        for slot in 0..self.live.len() {
+            let Some(mut sequence) = self.live[slot].take() else { continue };
+            if !sequence.closed {
+                sequence.output.fail(error);
+            }
+            self.slots.release(slot, &[]);
+            self.ended.push(sequence.output);
+        }
+        self.slots.forget();
+    }
+
+    fn release_if_over(&mut self, slot: usize) {
+        let over = |sequence: &mut Sequence| sequence.closed && sequence.in_flight == 0;
+        if let Some(sequence) = self.live[slot].take_if(over) {
+            self.slots.release(slot, &sequence.tokens[..sequence.done]);
+            self.ended.push(sequence.output);
+        }
+    }
+
+    /// Hands collected events to the users.
+    pub(super) fn deliver(&mut self) {
+        for output in &mut self.ended {
+            match output {
+                Output::Answer(answer) => answer.deliver(),
+                Output::Score(score) => score.deliver(),
+            }
+        }
+        self.ended.clear();
+        for sequence in self.live.iter_mut().flatten() {
+            if let Output::Answer(answer) = &mut sequence.output {
+                answer.deliver();
+            }
+        }
+    }
+
+    /// Forgets what finished sequences left behind.
+    pub(super) fn forget(&mut self) {
+        self.slots.forget();
+    }
+
+    /// Requests that generate.
+    pub(super) fn live(&self) -> usize {
+        self.live.iter().flatten().filter(|sequence| !sequence.closed).count()
+    }
+
+    /// Requests without a slot.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Blocks of live requests.
+    pub(super) fn blocks_used(&self) -> usize {
+        self.slots.blocks_used()
+    }
+
+    /// Tokens run since the start.
+    pub(super) fn tokens_done(&self) -> u64 {
+        self.tokens_done
+    }
+}
+
+impl Sequence {
+    fn ready(&self, slot: usize) -> Ready {
+        let decoding = self.sent >= self.prompt_len;
+        Ready { slot, pending: self.tokens.len() - self.sent, decoding, chunk: self.chunk }
+    }
+
+    /// The rows wanted of a span that ends at `end`.
+    fn wanted(&self, end: usize) -> LogitRows {
+        match &self.output {
+            Output::Score(_) => LogitRows::All,
+            Output::Answer(_) if end == self.tokens.len() => LogitRows::Last,
+            Output::Answer(_) => LogitRows::None,
+        }
+    }
+
+    fn span(&self, slot: usize, tokens: usize, logits: LogitRows) -> Result<SpanShape, FrameError> {
+        let number = |value: usize| {
+            u32::try_from(value)
+                .map_err(|_| FrameError::Inconsistent("a position is beyond what a frame can say"))
+        };
+        Ok(SpanShape {
+            sequence: self.id.0,
+            state_slot: number(slot)?,
+            start: number(self.sent)?,
+            tokens: number(tokens)?,
+            logits,
+        })
+    }
+
+    /// The logits of `position`; true when the sequence needs no more.
+    fn take_row(&mut self, position: usize, logits: &mut [f32]) -> bool {
+        match &mut self.output {
+            Output::Answer(answer) => answer.choose(&mut self.tokens, logits),
+            Output::Score(score) => {
+                let read = score.row(position, logits);
+                let last = position + 1 == self.tokens.len();
+                if last {
+                    score.end(Ok(()));
+                }
+                last || !read
+            }
+        }
+    }
+}
+
+impl Output {
+    fn abort(&mut self, tokens: &[u32]) {
+        match self {
+            Output::Answer(answer) => answer.finish(FinishReason::Aborted, tokens),
+            Output::Score(score) => score.end(Err(RequestError::stopped())),
+        }
+    }
+
+    fn fail(&mut self, error: &RequestError) {
+        match self {
+            Output::Answer(answer) => answer.fail(error),
+            Output::Score(score) => score.end(Err(error.clone())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

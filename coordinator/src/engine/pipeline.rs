@@ -1,0 +1,172 @@
+//! The workers as one function: steps go in, logits come out in the same order.
+
+use crate::workers::{WorkerError, WorkerView, Workers};
+use spillway_protocol::frame::{self, FrameError, FrameLimits, StepFrame};
+use spillway_protocol::ring::{RingError, Wait};
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+/// Longest sleep between two looks at whether the workers are still there and whether a command has come.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The loaded pipeline with the buffers that steps need.
+#[derive(Debug)]
+pub(super) struct Pipeline {
+    workers: Workers,
+    limits: FrameLimits,
+    epoch: u64,
+    /// Number of the next step.
+    step: u64,
+    frame: StepFrame,
+    ids: Vec<u32>,
+    row: Vec<f32>,
+}
+
+/// The step that comes back next, as it was sent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Expected {
+    pub step: u64,
+    /// Logit rows it asked for.
+    pub rows: usize,
+}
+
+/// What a look at the last ring brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Collected {
+    /// Nothing for a while; the workers are alive.
+    Nothing,
+    /// Some rows; the step goes on.
+    Rows,
+    /// The step is complete.
+    Step,
+}
+
+impl Pipeline {
+    pub(super) fn new(workers: Workers, limits: FrameLimits, epoch: u64) -> Pipeline {
+        Pipeline {
+            workers,
+            epoch,
+            step: 1,
+            frame: StepFrame::with_limits(&limits),
+            ids: Vec::with_capacity(limits.max_tokens),
+            row: vec![0.0; limits.vocab],
+            limits,
+        }
+    }
+
+    /// Lets `fill` compose the next step and sends it; false when it had nothing to send.
+    pub(super) fn send(
+        &mut self,
+        fill: impl FnOnce(u64, u64, &mut StepFrame, &mut Vec<u32>) -> Result<bool, FrameError>,
+    ) -> Result<bool, WorkerError> {
+        if !fill(self.epoch, self.step, &mut self.frame, &mut self.ids).map_err(unusable)? {
+            return Ok(false);
+        }
+        while let Err(trouble) = self.write() {
+            self.explain(trouble)?;
+        }
+        self.step += 1;
+        Ok(true)
+    }
+
+    fn write(&mut self) -> Result<(), Trouble> {
+        match self.workers.tokens.wait(LOOK)? {
+            Wait::Ready(mut slot) => {
+                frame::write_tokens(&mut slot, &self.frame, &self.ids)?;
+                slot.publish();
+                Ok(())
+            }
+            Wait::TimedOut => Err(Trouble::Silence),
+            Wait::Closed => Err(Trouble::Closed),
+        }
+    }
+
+    /// Waits a little for logits of the `expected` step and passes its rows to `on_row` in order.
+    pub(super) fn collect(
+        &mut self,
+        expected: Expected,
+        on_row: &mut dyn FnMut(usize, &mut [f32]),
+    ) -> Result<Collected, WorkerError> {
+        match self.read(expected, on_row) {
+            Ok(collected) => Ok(collected),
+            Err(trouble) => self.explain(trouble).map(|()| Collected::Nothing),
+        }
+    }
+
+    fn read(
+        &mut self,
+        expected: Expected,
+        on_row: &mut dyn FnMut(usize, &mut [f32]),
+    ) -> Result<Collected, Trouble> {
+        let slot = match self.workers.logits.wait(LOOK)? {
+            Wait::Ready(slot) => slot,
+            Wait::TimedOut => return Err(Trouble::Silence),
+            Wait::Closed => return Err(Trouble::Closed),
+        };
+        let about = frame::read_logits(&slot, &self.limits)?;
+        if about.epoch != self.epoch || about.step != expected.step {
+            return Err(FrameError::Inconsistent("it answers another step than the one that is due").into());
+        }
+        let end = about.first_row + about.rows;
+        if end > expected.rows || about.last && end != expected.rows {
+            return Err(FrameError::Inconsistent("it has other logit rows than were asked for").into());
+        }
+        for row in 0..about.rows {
+            frame::read_logit_row(&slot, &about, row, &self.limits, &mut self.row)?;
+            on_row(about.first_row + row, &mut self.row);
+        }
+        Ok(if about.last { Collected::Step } else { Collected::Rows })
+    }
+
+    /// Whether a ring's trouble means that the pipeline is over, and why.
+    fn explain(&mut self, trouble: Trouble) -> Result<(), WorkerError> {
+        match trouble {
+            Trouble::Silence => self.check(),
+            // The word of the worker at the other end may take a moment to arrive.
+            Trouble::Closed => Err(self.workers.await_failure(Duration::from_secs(1))),
+            // A ring whose shared words make no sense: a dying worker explains it better than the ring does.
+            Trouble::Ring(error) => {
+                Err(self.workers.failure().unwrap_or(WorkerError::Frame(error.to_string())))
+            }
+            Trouble::Frame(error) => Err(unusable(error)),
+        }
+    }
+
+    /// Whether every worker is still there.
+    pub(super) fn check(&mut self) -> Result<(), WorkerError> {
+        self.workers.failure().map_or(Ok(()), Err)
+    }
+
+    /// Descriptors that become readable when a worker is gone.
+    pub(super) fn watch_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.workers.watch_fds()
+    }
+
+    /// Status pages and load statistics.
+    pub(super) fn views(&self) -> Vec<WorkerView> {
+        self.workers.views()
+    }
+
+    /// Ends the workers in an orderly way.
+    pub(super) fn shutdown(self) {
+        self.workers.shutdown();
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "used as a mapping of errors")]
+fn unusable(error: FrameError) -> WorkerError {
+    WorkerError::Frame(error.to_string())
+}
+
+/// Why a ring gave nothing.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error("nothing has come for a while")]
+    Silence,
+    #[error("the other end is closed")]
+    Closed,
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+}

@@ -1,0 +1,115 @@
+//! What the engine's thread shows the outside while it works.
+
+use super::board::Board;
+use super::request::RequestError;
+use crate::workers::WorkerView;
+use serde::Serialize;
+use spillway_protocol::control::LoadStats;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+/// What the engine is doing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct EngineStatus {
+    /// Whether requests are accepted.
+    pub ready: bool,
+    /// Why not, when a worker has failed.
+    pub failure: Option<String>,
+    /// Requests that generate.
+    pub live: usize,
+    /// Requests that wait for a slot.
+    pub queued: usize,
+    /// KV blocks reserved by live requests.
+    pub kv_blocks_used: usize,
+    /// KV blocks of the plan.
+    pub kv_blocks_total: usize,
+    /// Tokens run since the start, prompt and answer.
+    pub tokens_done: u64,
+    /// Per stage.
+    pub stages: Vec<StageStatus>,
+}
+
+/// One worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct StageStatus {
+    /// Process id.
+    pub pid: u32,
+    /// What it allocated.
+    pub loaded: LoadStats,
+    /// Steps done.
+    pub steps: u64,
+    /// Nanoseconds computing.
+    pub busy_ns: u64,
+    /// Nanoseconds waiting for input or for room.
+    pub wait_ns: u64,
+    /// Nanoseconds copying frames.
+    pub copy_ns: u64,
+}
+
+/// Numbers that the engine's thread updates and anyone may read.
+#[derive(Debug)]
+pub(super) struct Shared {
+    workers: Vec<WorkerView>,
+    kv_blocks: usize,
+    live: AtomicUsize,
+    queued: AtomicUsize,
+    blocks_used: AtomicUsize,
+    tokens_done: AtomicU64,
+    failure: Mutex<Option<RequestError>>,
+}
+
+impl Shared {
+    pub(super) fn new(workers: Vec<WorkerView>, kv_blocks: usize) -> Shared {
+        Shared {
+            workers,
+            kv_blocks,
+            live: AtomicUsize::new(0),
+            queued: AtomicUsize::new(0),
+            blocks_used: AtomicUsize::new(0),
+            tokens_done: AtomicU64::new(0),
+            failure: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn publish(&self, board: &Board) {
+        self.live.store(board.live(), Relaxed);
+        self.queued.store(board.waiting(), Relaxed);
+        self.blocks_used.store(board.blocks_used(), Relaxed);
+        self.tokens_done.store(board.tokens_done(), Relaxed);
+    }
+
+    pub(super) fn set_failure(&self, error: RequestError) {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    /// Why nothing runs any more, if so.
+    pub(super) fn failure(&self) -> Option<RequestError> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn status(&self) -> EngineStatus {
+        let failure = self.failure();
+        EngineStatus {
+            ready: failure.is_none(),
+            failure: failure.map(|error| error.message),
+            live: self.live.load(Relaxed),
+            queued: self.queued.load(Relaxed),
+            kv_blocks_used: self.blocks_used.load(Relaxed),
+            kv_blocks_total: self.kv_blocks,
+            tokens_done: self.tokens_done.load(Relaxed),
+            stages: self.workers.iter().map(stage_status).collect(),
+        }
+    }
+}
+
+fn stage_status(view: &WorkerView) -> StageStatus {
+    let counters = view.status.read().counters;
+    StageStatus {
+        pid: view.pid,
+        loaded: view.stats.clone(),
+        steps: counters.steps,
+        busy_ns: counters.busy_ns,
+        wait_ns: counters.wait_ns,
+        copy_ns: counters.copy_ns,
+    }
+}

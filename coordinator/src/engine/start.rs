@@ -1,0 +1,119 @@
+//! From a plan to a running engine.
+
+use super::board::Board;
+use super::driver::Driver;
+use super::mailbox::Mailbox;
+use super::pipeline::Pipeline;
+use super::request::RequestError;
+use super::shared::Shared;
+use super::{Engine, EngineError, EngineOptions, Inner};
+use crate::open::LoadedModel;
+use crate::planner::steps_in_flight;
+use crate::workers::{LoadProgress, WorkerError, Workers};
+use spillway_protocol::frame::FrameLimits;
+use spillway_protocol::plan::Plan;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::Builder;
+
+/// Requests that may wait for a slot, unless the options say otherwise.
+const DEFAULT_QUEUE: usize = 256;
+
+/// Pipeline incarnations of this process, so that no two of them share an epoch.
+static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
+
+/// From the engine's thread to whoever waits for the start.
+enum News {
+    Progress(LoadProgress),
+    Ready(Arc<Shared>),
+    Failed(WorkerError),
+}
+
+pub(super) fn start(
+    model: Arc<LoadedModel>,
+    plan: Plan,
+    options: EngineOptions,
+    mut progress: impl FnMut(LoadProgress),
+) -> Result<Engine, EngineError> {
+    if plan.model != model.summary().model {
+        let [planned, opened] = [&plan.model.path, &model.summary().model.path].map(PathBuf::clone);
+        return Err(EngineError::PlanMismatch { planned, opened });
+    }
+    let system = |action| move |source| EngineError::System { action, source };
+    let mailbox = Arc::new(Mailbox::new().map_err(|errno| system("eventfd")(errno.into()))?);
+    let (news, incoming) = channel();
+    let launch =
+        Launch { rewindable: rewindable(&model), plan: plan.clone(), options, mailbox: mailbox.clone() };
+    // The thread that spawns the workers lives as long as they do: they end with it.
+    let thread =
+        Builder::new().name("engine".into()).spawn(move || launch.run(&news)).map_err(system("thread"))?;
+    for event in incoming {
+        match event {
+            News::Progress(event) => progress(event),
+            News::Ready(shared) => {
+                let thread = Mutex::new(Some(thread));
+                let inner = Inner { model, plan, mailbox, shared, next_id: AtomicU64::new(1), thread };
+                return Ok(Engine { inner: Arc::new(inner) });
+            }
+            News::Failed(error) => {
+                let _ = thread.join();
+                return Err(error.into());
+            }
+        }
+    }
+    let _ = thread.join();
+    Err(EngineError::Lost)
+}
+
+/// Whether a sequence can go on from the middle of its log: no layer keeps a state that cannot be wound back.
+fn rewindable(model: &LoadedModel) -> bool {
+    model.file().program().layers.iter().all(|layer| layer.recurrent.is_none())
+}
+
+/// What the engine's thread starts with.
+#[derive(Debug)]
+struct Launch {
+    plan: Plan,
+    options: EngineOptions,
+    rewindable: bool,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Launch {
+    fn run(self, news: &Sender<News>) {
+        let epoch = NEXT_EPOCH.fetch_add(1, Ordering::Relaxed);
+        let exe = self.options.worker_exe.clone().unwrap_or_else(|| PathBuf::from("/proc/self/exe"));
+        // Nobody listens to progress once the start has been given up; the outcome is told all the same.
+        let mut progress = |event| drop(news.send(News::Progress(event)));
+        match Workers::start(&self.plan, &exe, epoch, &mut progress) {
+            Ok(workers) => self.serve(workers, epoch, news),
+            Err(error) => drop(news.send(News::Failed(error))),
+        }
+    }
+
+    fn serve(self, workers: Workers, epoch: u64, news: &Sender<News>) {
+        let limits = FrameLimits::new(&self.plan.limits, self.plan.model.d_model, self.plan.model.vocab);
+        // More steps than stages would only wait in rings.
+        let asked = self.options.steps_in_flight.unwrap_or_else(|| steps_in_flight(&self.plan));
+        let steps_in_flight = asked.clamp(1, self.plan.stages.len());
+        let pipeline = Pipeline::new(workers, limits, epoch);
+        let shared = Arc::new(Shared::new(pipeline.views(), limits.kv_blocks));
+        let mut driver = Driver {
+            board: Board::new(limits, self.rewindable, steps_in_flight),
+            pipeline: Some(pipeline),
+            limits,
+            steps_in_flight,
+            queue: self.options.queue.unwrap_or(DEFAULT_QUEUE),
+            mailbox: self.mailbox,
+            shared: shared.clone(),
+        };
+        if news.send(News::Ready(shared)).is_ok() && catch_unwind(AssertUnwindSafe(|| driver.run())).is_err()
+        {
+            driver.fail(&RequestError::internal("the engine met a defect and has stopped; please report it"));
+        }
+        driver.close();
+    }
+}

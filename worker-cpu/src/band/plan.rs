@@ -1,0 +1,193 @@
+//! From the program's steps to operations with their weights: what is done once, at load.
+
+use crate::fuse::{Fused, Projection, Target, fuse};
+use crate::load::{LoadError, Loader, Need};
+use spillway_kernels::formats::InputForm;
+use spillway_kernels::ops::attention::{AttentionDims, KvCache, KvDims, KvElement};
+use spillway_kernels::ops::deltanet::{DeltaNet, DeltaNetDims, RecurrentState};
+use spillway_kernels::pack::PackedMatrix;
+use spillway_model::program::{AttentionSpec, Buf, DeltaNetSpec, Layer, Step, WeightRef};
+
+/// One operation of a layer, ready to run.
+#[derive(Debug)]
+pub(super) enum Op {
+    Norm { src: Buf, dst: Buf, weight: Vec<f32>, eps: f32 },
+    Project { src: Buf, inputs: Inputs, parts: Vec<Part> },
+    HeadNorm { buf: Buf, weight: Vec<f32>, eps: f32 },
+    SplitHeads { src: Buf, first: Buf, second: Buf, head_dim: usize },
+    Rope { buf: Buf, head_dim: usize, rope: usize },
+    Attention { bufs: AttentionBufs, dims: AttentionDims, cache: KvCache },
+    DeltaNet { bufs: DeltaNetBufs, layer: DeltaNet, state: RecurrentState },
+    Mlp { src: Buf, gate_up: Inputs, gate: PackedMatrix, up: PackedMatrix, hidden: Inputs, down: Part },
+    Residual { src: Buf },
+}
+
+/// Width and forms in which matrices read their common input.
+#[derive(Debug, Clone)]
+pub(super) struct Inputs {
+    pub(super) cols: usize,
+    pub(super) forms: Vec<InputForm>,
+}
+
+/// One matrix of a group and where its product goes.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) weight: PackedMatrix,
+    pub(super) bias: Option<Vec<f32>>,
+    pub(super) into: Target,
+}
+
+/// Buffers of an attention step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AttentionBufs {
+    pub(super) q: Buf,
+    pub(super) k: Buf,
+    pub(super) v: Buf,
+    pub(super) gate: Option<Buf>,
+    pub(super) dst: Buf,
+}
+
+/// Buffers of a DeltaNet step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DeltaNetBufs {
+    pub(super) qkv: Buf,
+    pub(super) gate: Buf,
+    pub(super) alpha: Buf,
+    pub(super) beta: Buf,
+    pub(super) dst: Buf,
+}
+
+/// How much state every layer keeps.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StateSizes {
+    pub(super) kv_blocks: usize,
+    pub(super) kv_element: KvElement,
+    pub(super) slots: usize,
+}
+
+/// The weights of a layer in the order in which [`layer_ops`] asks for them.
+pub(super) fn needs(layer: &Layer) -> Vec<Need<'_>> {
+    layer.steps.iter().flat_map(step_needs).collect()
+}
+
+fn step_needs(step: &Step) -> Vec<Need<'_>> {
+    match step {
+        Step::Linear { weight, bias, .. } => {
+            std::iter::once(Need::Matrix(weight)).chain(bias.iter().map(Need::Values)).collect()
+        }
+        Step::GatedMlp { gate, up, down, .. } => [gate, up, down].map(Need::Matrix).to_vec(),
+        other => other.weights().into_iter().map(Need::Values).collect(),
+    }
+}
+
+/// Loads a layer's weights into its operations.
+pub(super) fn layer_ops(
+    layer: &Layer,
+    loader: &mut Loader<'_>,
+    sizes: &StateSizes,
+) -> Result<Vec<Op>, LoadError> {
+    fuse(&layer.steps).into_iter().map(|fused| op(fused, loader, sizes)).collect()
+}
+
+fn op(fused: Fused<'_>, loader: &mut Loader<'_>, sizes: &StateSizes) -> Result<Op, LoadError> {
+    match fused {
+        Fused::Project { src, parts } => {
+            let parts =
+                parts.iter().map(|projection| part(projection, loader)).collect::<Result<Vec<_>, _>>()?;
+            Ok(Op::Project { src, inputs: Inputs::of(parts.iter().map(|part| &part.weight)), parts })
+        }
+        Fused::Mlp { src, gate, up, down, into } => {
+            let (gate, up) = (loader.matrix(gate)?, loader.matrix(up)?);
+            let down = Part { weight: loader.matrix(down)?, bias: None, into };
+            let (gate_up, hidden) = (Inputs::of([&gate, &up]), Inputs::of([&down.weight]));
+            Ok(Op::Mlp { src, gate_up, gate, up, hidden, down })
+        }
+        Fused::Single(step) => single(step, loader, sizes),
+    }
+}
+
+fn part(projection: &Projection<'_>, loader: &mut Loader<'_>) -> Result<Part, LoadError> {
+    let weight = loader.matrix(projection.weight)?;
+    let bias = projection.bias.map(|bias| loader.values(bias)).transpose()?;
+    Ok(Part { weight, bias, into: projection.into })
+}
+
+/// Steps that fusion leaves as they are.
+fn single(step: &Step, loader: &mut Loader<'_>, sizes: &StateSizes) -> Result<Op, LoadError> {
+    let mut values = |weight: &WeightRef| loader.values(weight);
+    Ok(match step {
+        &Step::Norm { src, dst, ref weight, eps } => Op::Norm { src, dst, weight: values(weight)?, eps },
+        &Step::HeadNorm { buf, ref weight, eps, .. } => Op::HeadNorm { buf, weight: values(weight)?, eps },
+        &Step::SplitHeads { src, first, second, head_dim } => Op::SplitHeads { src, first, second, head_dim },
+        &Step::Rope { buf, head_dim, rope } => Op::Rope { buf, head_dim, rope },
+        &Step::Residual { src } => Op::Residual { src },
+        &Step::Attention { q, k, v, gate, dst, ref spec } => {
+            let &AttentionSpec { heads, kv_heads, key_dim, value_dim, scale } = spec;
+            let dims = KvDims { kv_heads, key_dim, value_dim };
+            let cache = KvCache::new(dims, sizes.kv_blocks, sizes.kv_element)?;
+            let bufs = AttentionBufs { q, k, v, gate, dst };
+            Op::Attention { bufs, dims: AttentionDims { heads, scale }, cache }
+        }
+        &Step::DeltaNet { qkv, gate, alpha, beta, dst, ref spec } => {
+            let &DeltaNetSpec { key_heads, value_heads, head_dim, conv_kernel, eps, .. } = spec;
+            let dims = DeltaNetDims { key_heads, value_heads, head_dim, conv_kernel, eps };
+            let (conv, decay) = (values(&spec.conv)?, values(&spec.decay)?);
+            let (dt_bias, norm) = (values(&spec.dt_bias)?, values(&spec.norm)?);
+            let layer = DeltaNet::new(dims, &conv, &decay, &dt_bias, &norm)?;
+            let state = RecurrentState::new(dims, sizes.slots)?;
+            Op::DeltaNet { bufs: DeltaNetBufs { qkv, gate, alpha, beta, dst }, layer, state }
+        }
+        Step::Linear { .. } | Step::GatedMlp { .. } => {
+            // `fuse` turns these into groups; as a group of one the same code loads them.
+            return op(crate::fuse::start(step), loader, sizes);
+        }
+    })
+}
+
+impl Inputs {
+    fn of<'a>(weights: impl IntoIterator<Item = &'a PackedMatrix>) -> Self {
+        let mut inputs = Self { cols: 0, forms: Vec::new() };
+        for weight in weights {
+            inputs.cols = weight.cols();
+            let form = weight.format().input_form();
+            if !inputs.forms.contains(&form) {
+                inputs.forms.push(form);
+            }
+        }
+        inputs
+    }
+}
+
+impl Op {
+    /// Every input the operation prepares for matrices.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = &Inputs> {
+        let (first, second) = match self {
+            Op::Project { inputs, .. } => (Some(inputs), None),
+            Op::Mlp { gate_up, hidden, .. } => (Some(gate_up), Some(hidden)),
+            _ => (None, None),
+        };
+        first.into_iter().chain(second)
+    }
+
+    /// Bytes of keys, values and states when all of them are in use: KV cache, recurrent state.
+    pub(super) fn state_bytes(&self, sizes: &StateSizes) -> (usize, usize) {
+        match self {
+            Op::Attention { cache, .. } => {
+                (KvCache::bytes_for(cache.dims(), cache.blocks(), sizes.kv_element), 0)
+            }
+            Op::DeltaNet { state, .. } => {
+                let values = state.dims().conv_len() + state.dims().matrix_len();
+                (0, state.slots() * values * size_of::<f32>())
+            }
+            _ => (0, 0),
+        }
+    }
+
+    /// Width of the two hidden buffers of an MLP.
+    pub(super) fn hidden_width(&self) -> usize {
+        match self {
+            Op::Mlp { hidden, .. } => hidden.cols,
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! What the process gets from its parent: descriptors by number, and the promise to end with it.
+
+use super::ProcessError;
+use crate::args::WorkerArgs;
+use nix::sys::signal::{SigHandler, Signal, signal};
+use nix::unistd::getppid;
+use spillway_protocol::channel::WorkerEnd;
+use spillway_protocol::ring::{RingConsumer, RingProducer};
+use spillway_protocol::status::StatusWriter;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+/// The inherited ends.
+#[derive(Debug)]
+pub(super) struct Inherited {
+    pub(super) control: WorkerEnd,
+    pub(super) ring_in: RingConsumer,
+    pub(super) ring_out: RingProducer,
+    pub(super) status: StatusWriter,
+}
+
+impl Inherited {
+    /// Ties the process to its parent and takes over the descriptors.
+    pub(super) fn adopt(args: &WorkerArgs) -> Result<Self, ProcessError> {
+        follow_parent(args.parent_pid)?;
+        ignore_interrupt()?;
+        let wanted = [
+            (args.control_fd, "the control socket"),
+            (args.ring_in_fd, "the incoming ring"),
+            (args.ring_out_fd, "the outgoing ring"),
+            (args.status_fd, "the status page"),
+        ];
+        for (index, &(fd, purpose)) in wanted.iter().enumerate() {
+            if wanted[..index].iter().any(|&(earlier, _)| earlier == fd) {
+                return Err(ProcessError::Descriptor { fd, purpose, reason: "given twice" });
+            }
+        }
+        let [control, ring_in, ring_out, status] = wanted.map(|(fd, purpose)| own(fd, purpose));
+        Ok(Self {
+            control: WorkerEnd::from_fd(control?)?,
+            ring_in: RingConsumer::attach(ring_in?)?,
+            ring_out: RingProducer::attach(ring_out?)?,
+            status: StatusWriter::attach(status?)?,
+        })
+    }
+}
+
+/// Asks the system to kill this process when the thread that started it ends, then looks whether it already has.
+fn follow_parent(expected: u32) -> Result<(), ProcessError> {
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)
+        .map_err(|error| ProcessError::System { action: "PR_SET_PDEATHSIG", source: error.into() })?;
+    let found = getppid().as_raw().unsigned_abs();
+    if found == expected { Ok(()) } else { Err(ProcessError::Parent { expected, found }) }
+}
+
+/// Ctrl-C reaches every process of the terminal; what it means is the coordinator's decision.
+fn ignore_interrupt() -> Result<(), ProcessError> {
+    // SAFETY: ignoring a signal installs no handler.
+    let previous = unsafe { signal(Signal::SIGINT, SigHandler::SigIgn) };
+    previous
+        .map(drop)
+        .map_err(|error| ProcessError::System { action: "ignoring SIGINT", source: error.into() })
+}
+
+/// Takes over an inherited descriptor, after checking that there is one. It is not passed on to any child.
+fn own(fd: RawFd, purpose: &'static str) -> Result<OwnedFd, ProcessError> {
+    // SAFETY: sets a flag on a number; a number that is no descriptor is an error value.
+    if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
+        return Err(ProcessError::Descriptor { fd, purpose, reason: "not open" });
+    }
+    // SAFETY: it is open, the parent opened it for this process under this number, each number is taken once (checked
+    // by the caller), and nothing else in the process has opened descriptors to keep yet.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

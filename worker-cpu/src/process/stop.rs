@@ -1,0 +1,70 @@
+//! The control thread: turns `Shutdown` or end-of-file into a request to stop, and sees to it that it is followed.
+
+use super::ProcessError;
+use spillway_protocol::channel::{Received, Receiver};
+use spillway_protocol::control::ToWorker;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long the main thread may take to finish the step in hand.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// A request to stop, seen by the main thread.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Stop {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    requested: AtomicBool,
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Stop {
+    /// Starts the control thread on the receiving half of the control channel.
+    pub(super) fn on_request(receiver: Receiver<ToWorker>) -> Result<Self, ProcessError> {
+        let stop = Self::default();
+        let watched = stop.clone();
+        std::thread::Builder::new()
+            .name("spillway-control".into())
+            .spawn(move || watch(receiver, &watched))
+            .map_err(|source| ProcessError::System { action: "starting the control thread", source })?;
+        Ok(stop)
+    }
+
+    /// Whether the process should end.
+    pub(super) fn requested(&self) -> bool {
+        self.shared.requested.load(Ordering::Acquire)
+    }
+
+    /// Sleeps until the process should end.
+    pub(super) fn wait(&self) {
+        let mut guard = self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        while !self.requested() {
+            guard = self.shared.changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn request(&self) {
+        let _guard = self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.shared.requested.store(true, Ordering::Release);
+        self.shared.changed.notify_all();
+    }
+}
+
+fn watch(mut receiver: Receiver<ToWorker>, stop: &Stop) {
+    // Any end of the conversation counts: `Shutdown`, end-of-file, a second `Load`, garbage.
+    let ending = receiver.receive(None);
+    if !matches!(ending, Ok(Received::Message(ToWorker::Shutdown) | Received::Closed)) {
+        eprintln!("error: worker-cpu: unexpected on the control channel: {ending:?}");
+    }
+    stop.request();
+    // The process ends under this thread. If it does not, the main thread is in a long step or stuck.
+    std::thread::park_timeout(GRACE);
+    // SAFETY: `_exit` runs nothing in this process; the system takes back memory and descriptors. Destructors must not
+    // run while the main thread still computes.
+    unsafe { libc::_exit(0) };
+}
