@@ -67,7 +67,7 @@ fn a_device_describes_itself() {
     println!("memory {:?}", device.memory().unwrap());
     let info = device.info();
     assert!(!info.name.is_empty() && info.compute_units > 0 && info.total_bytes > 1 << 30);
-    assert!(matches!(info.wave, 32 | 64) && info.shared_bytes >= 48 << 10 && info.uuid.is_some());
+    assert!(matches!(info.wave, 32 | 64) && info.shared_bytes >= 48 << 10);
 }
 
 #[test]

@@ -211,7 +211,7 @@ struct Page([u8; 4096]);
 impl Stacks {
     fn at_least(&mut self, bytes: usize) -> *mut u8 {
         let pages = bytes.div_ceil(size_of::<Page>());
-        if self.0.len() < pages {
+        if self.0.capacity() < pages {
             self.0 = Vec::with_capacity(pages);
         }
         self.0.as_mut_ptr().cast()
