@@ -41,6 +41,16 @@ impl CuDeviceAttribute {
     pub const SHARED_BYTES_PER_BLOCK_OPTIN: Self = Self(97);
 }
 
+/// `CUjit_option`
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct CuJitOption(pub c_int);
+
+impl CuJitOption {
+    pub const ERROR_LOG_BUFFER: Self = Self(5);
+    pub const ERROR_LOG_BUFFER_SIZE_BYTES: Self = Self(6);
+}
+
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`
 pub(super) const FUNC_MAX_DYNAMIC_SHARED: c_int = 8;
 
@@ -93,7 +103,9 @@ function_table! {
         event_query = "cuEventQuery"(CuHandle);
         event_elapsed_time = "cuEventElapsedTime"(*mut f32, CuHandle, CuHandle);
 
-        module_load_data = "cuModuleLoadData"(*mut CuHandle, *const c_void);
+        module_load_data = "cuModuleLoadDataEx"(
+            *mut CuHandle, *const c_void, c_uint, *mut CuJitOption, *mut *mut c_void,
+        );
         module_unload = "cuModuleUnload"(CuHandle);
         module_get_function = "cuModuleGetFunction"(*mut CuHandle, CuHandle, *const c_char);
         func_get_attribute = "cuFuncGetAttribute"(*mut c_int, c_uint, CuHandle);

@@ -8,7 +8,8 @@ use super::super::properties::{DeviceInfo, PciAddress};
 use super::super::status::{self, Status};
 use super::context;
 use super::driver::{
-    self, CuAddress, CuDeviceAttribute, CuHandle, CuIpcHandle, CudaDriver, FUNC_MAX_DYNAMIC_SHARED,
+    self, CuAddress, CuDeviceAttribute, CuHandle, CuIpcHandle, CuJitOption, CudaDriver,
+    FUNC_MAX_DYNAMIC_SHARED,
 };
 use super::status::from_cuda;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -128,7 +129,6 @@ forward! {
     event_elapsed_time(milliseconds: *mut f32, start: RawEvent, stop: RawEvent) =
         event_elapsed_time(milliseconds, start.cast(), stop.cast());
 
-    module_load_data(module: *mut RawModule, image: *const c_void) = module_load_data(module.cast(), image);
     module_unload(module: RawModule) = module_unload(module.cast());
     func_get_attribute(value: *mut c_int, attribute: FunctionAttribute, function: RawFunction) =
         func_get_attribute(value, attribute.0, function.cast());
@@ -202,6 +202,23 @@ unsafe extern "C" fn memcpy_peer_async(
         }),
         Err(status) => status,
     }
+}
+
+/// Also logs what the driver's assembler says about assembly text that it refuses.
+unsafe extern "C" fn module_load_data(module: *mut RawModule, image: *const c_void) -> Status {
+    const LOG_BYTES: usize = 8192;
+    let mut log = vec![0u8; LOG_BYTES];
+    let mut options = [CuJitOption::ERROR_LOG_BUFFER, CuJitOption::ERROR_LOG_BUFFER_SIZE_BYTES];
+    let mut values = [log.as_mut_ptr().cast::<c_void>(), std::ptr::without_provenance_mut(LOG_BYTES)];
+    // SAFETY: the table's callers keep the contract of hipModuleLoadData; the options' values are a buffer and its size.
+    let status = on_driver(|driver| unsafe {
+        (driver.module_load_data)(module.cast(), image, 2, options.as_mut_ptr(), values.as_mut_ptr())
+    });
+    if !status.is_success() {
+        let said = CStr::from_bytes_until_nul(&log).unwrap_or_default();
+        tracing::error!(status = status.0, log = ?said, "the driver refuses a kernel image");
+    }
+    status
 }
 
 /// Also allows the function all the dynamic shared memory that the device can give it: HIP has no such limit to lift.

@@ -24,7 +24,11 @@ pub(super) fn from_cuda(CuResult(number): CuResult) -> Status {
         return *status;
     }
     let same = Status(number.cast_unsigned());
-    if status::ALL.iter().any(|(status, ..)| *status == same) { same } else { status::UNKNOWN }
+    if status::ALL.iter().any(|(status, ..)| *status == same) {
+        return same;
+    }
+    tracing::error!(number, "libcuda reports an error that HIP has no name for");
+    status::UNKNOWN
 }
 
 #[cfg(test)]
