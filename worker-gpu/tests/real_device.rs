@@ -15,11 +15,13 @@
 mod common;
 
 use common::{Bench, PRELUDE_CHECK, cases, nvrtc_child_command};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use spillway_kernels::hip::SOURCES;
 use spillway_worker_gpu::compile::{KernelCompiler, Settings};
 use spillway_worker_gpu::hip::{
     Device, Driver, Event, IpcHandle, Launch, Module, PeerBuffer, Provider, Stream, search,
 };
+use std::fs::File;
 use std::process::Command;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -97,7 +99,11 @@ fn copies_through_pinned_and_registered_memory_arrive() {
     let (_driver, device) = open();
     let stream = Stream::new(&device).unwrap();
     let buffer = device.allocate("device", BYTES).unwrap();
-    let mut shared = memmap2::MmapOptions::new().len(BYTES).map_anon().unwrap();
+    // As rings are: shared memory without a name.
+    let file = File::from(memfd_create(c"spillway-test", MFdFlags::MFD_CLOEXEC).unwrap());
+    file.set_len(BYTES as u64).unwrap();
+    // SAFETY: no other process has the file.
+    let mut shared = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
     // SAFETY: the mapping is dropped after the registration.
     let registered =
         unsafe { device.register_pinned("mapping", NonNull::new(shared.as_mut_ptr()).unwrap(), BYTES) }
