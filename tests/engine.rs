@@ -257,7 +257,7 @@ fn a_bench_is_timed_and_leaves_answers_alone() {
 #[test]
 fn workers_allocate_what_the_plan_charges() {
     let folder = oracles();
-    let files = ["qwen35/qwen35-Q4_K_M.gguf", "llama/"];
+    let files = ["qwen35/qwen35-Q4_K_M.gguf", "llama/llama-bf16.gguf"];
     let real = folder.iter().flat_map(|folder| files.map(|file| folder.join(file)));
     let tiny = tiny(&TinyModel::new("qwen35").q8_0());
     for path in real.chain([tiny.path.clone()]) {
