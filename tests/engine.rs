@@ -1,5 +1,7 @@
 //! The engine with real worker processes: one placement cannot change a result, nor can what runs beside it.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
 #[path = "support/engine.rs"]
 mod fixture;
 
@@ -255,7 +257,7 @@ fn a_bench_is_timed_and_leaves_answers_alone() {
 #[test]
 fn workers_allocate_what_the_plan_charges() {
     let folder = oracles();
-    let files = ["qwen35/qwen35-Q4_K_M.gguf", "llama/llama-f16.gguf"];
+    let files = ["qwen35/qwen35-Q4_K_M.gguf", "llama/llama-bf16.gguf"];
     let real = folder.iter().flat_map(|folder| files.map(|file| folder.join(file)));
     let tiny = tiny(&TinyModel::new("qwen35").q8_0());
     for path in real.chain([tiny.path.clone()]) {

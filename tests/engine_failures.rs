@@ -3,6 +3,8 @@
 //!
 //! The tests of this file count the processes and descriptors of the test program, so they take turns.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
 #[path = "support/engine.rs"]
 mod fixture;
 

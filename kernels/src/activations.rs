@@ -118,6 +118,13 @@ impl Activations {
         new
     }
 
+    /// Bytes that [`Activations::with_capacity`] takes for this shape, for a plan that charges them.
+    pub fn bytes_for(tokens: usize, cols: usize, forms: &[InputForm]) -> usize {
+        let words = |form, words| if forms.contains(&form) { words } else { 0 };
+        let per_token = words(InputForm::Int8, token_words(cols)) + words(InputForm::F32, cols);
+        tokens.next_multiple_of(PANEL) * per_token * size_of::<i32>()
+    }
+
     /// Bytes of memory the buffer takes.
     pub fn bytes(&self) -> usize {
         size_of::<i32>() * self.int8.capacity() + size_of::<f32>() * self.float.capacity()

@@ -3,7 +3,7 @@
 //! `SPILLWAY_BENCH_MODEL=FILE cargo bench -p spillway-worker-cpu` prints one JSON object. Floors: peak RSS at most 1.3 times
 //! the file; decoding through two bands at least 95 % as fast as through one (both measured in turns in the same run).
 
-#![allow(clippy::unwrap_used, reason = "a bench stops at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a bench stops at the first surprise")]
 #![allow(clippy::cast_precision_loss, reason = "sizes and times to print")]
 
 #[path = "../tests/support/mod.rs"]

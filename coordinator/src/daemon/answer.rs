@@ -35,23 +35,23 @@ enum End {
 
 /// Answers a request: tokens go to the client as they come, the last event is returned.
 pub async fn answer(
-    client: &Arc<Client>,
+    client: Arc<Client>,
     generate: Generate,
     mut aborted: oneshot::Receiver<AbortReason>,
-    ticket: &mut Ticket,
+    ticket: Ticket,
 ) -> Event {
     let id = generate.id.clone();
     let generate = Arc::new(generate);
     let prepared = tokio::select! {
         Ok(reason) = &mut aborted => return Event::Aborted { id, reason },
-        prepared = prepare(client, generate, ticket) => match prepared {
+        prepared = prepare(&client, generate, ticket) => match prepared {
             Ok(prepared) => prepared,
             Err(error) => return Event::Error(error),
         },
     };
     let (end, mut ended) = oneshot::channel();
     let Prepared { _held, engine, request, turn } = prepared;
-    let request = match engine.submit(request, sink(client, &id, end)) {
+    let request = match engine.submit(request, sink(&client, &id, end)) {
         Ok(request) => request,
         Err(error) => return Event::Error(request_error(&id, &error)),
     };
@@ -107,7 +107,7 @@ fn sink(client: &Arc<Client>, id: &str, end: oneshot::Sender<End>) -> EventSink 
 async fn prepare(
     client: &Arc<Client>,
     generate: Arc<Generate>,
-    ticket: &mut Ticket,
+    mut ticket: Ticket,
 ) -> Result<Prepared, ErrorEvent> {
     ticket.admitted().await;
     let held = client.service.hold().await;

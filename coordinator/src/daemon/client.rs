@@ -45,6 +45,31 @@ pub struct Client {
     live: Mutex<HashMap<String, Option<oneshot::Sender<AbortReason>>>>,
 }
 
+/// What a connection has under way.
+#[derive(Debug, Default)]
+struct Tasks {
+    requests: JoinSet<()>,
+    /// Loads and unloads. They are given up when the daemon stops: ending the process ends what they have started.
+    loads: JoinSet<()>,
+}
+
+impl Tasks {
+    /// Waits for the end of any task; none when there are no more.
+    async fn ended(&mut self) -> Option<()> {
+        let ended = tokio::select! {
+            Some(ended) = self.requests.join_next() => ended,
+            Some(ended) = self.loads.join_next() => ended,
+            else => return None,
+        };
+        if let Err(error) = ended
+            && error.is_panic()
+        {
+            tracing::error!(%error, "the handling of a message has panicked");
+        }
+        Some(())
+    }
+}
+
 /// Serves one connection until its lines end (or the daemon ends), everything accepted has ended, and the client has
 /// heard of it. `gone` completes when the client can hear no more.
 pub async fn serve(
@@ -58,7 +83,7 @@ pub async fn serve(
     let mut lost = outbox.lost();
     let writer = tokio::spawn(writer.run(to));
     let client = Arc::new(Client { service, outbox, conversation: Mutex::default(), live: Mutex::default() });
-    let mut tasks = JoinSet::new();
+    let mut tasks = Tasks::default();
     let session = async {
         client.read(LineReader::new(from), &mut tasks, &mut ending).await;
         client.drain(&mut tasks, &mut ending).await;
@@ -69,7 +94,7 @@ pub async fn serve(
     }
     // Either everything has ended, or the client is lost and whatever still runs for it is in vain.
     client.abort_all("client_gone");
-    while tasks.join_next().await.is_some() {}
+    while tasks.ended().await.is_some() {}
     drop(client);
     if let Err(error) = writer.await {
         tracing::error!(%error, "the writer of a client has panicked");
@@ -94,7 +119,7 @@ impl Client {
     async fn read(
         self: &Arc<Self>,
         mut lines: LineReader<impl AsyncRead + Unpin>,
-        tasks: &mut JoinSet<()>,
+        tasks: &mut Tasks,
         ending: &mut watch::Receiver<Ending>,
     ) {
         let mut order = Order::default();
@@ -109,38 +134,39 @@ impl Client {
                     }
                 },
                 // Ended tasks are collected, so that a long session does not pile them up.
-                Some(_) = tasks.join_next() => {}
+                Some(()) = tasks.ended() => {}
                 () = reached(ending, Ending::Draining) => return,
             }
         }
     }
 
     /// Waits for everything accepted.
-    async fn drain(&self, tasks: &mut JoinSet<()>, ending: &mut watch::Receiver<Ending>) {
+    async fn drain(&self, tasks: &mut Tasks, ending: &mut watch::Receiver<Ending>) {
         let mut stopping = false;
         loop {
             tokio::select! {
-                task = tasks.join_next() => if task.is_none() { return },
+                task = tasks.ended() => if task.is_none() { return },
                 () = reached(ending, Ending::Stopping), if !stopping => {
                     stopping = true;
                     self.abort_all("shutdown");
+                    tasks.loads.abort_all();
                 }
             }
         }
     }
 
     /// Starts what a line asks for.
-    fn accept(self: &Arc<Self>, line: Result<String, LineError>, order: &mut Order, tasks: &mut JoinSet<()>) {
+    fn accept(self: &Arc<Self>, line: Result<String, LineError>, order: &mut Order, tasks: &mut Tasks) {
         let request = line.map_err(Rejected::from).and_then(|line| parse_line(&line));
         match request {
             Err(rejected) => self.outbox.push(&Event::Error(rejected.into())),
             Ok(Request::Generate(request)) => self.start_generate(*request, order, tasks),
             Ok(Request::Abort { id }) => self.abort(&id),
             Ok(Request::Load(load)) => {
-                tasks.spawn(self.clone().load(*load, order.barrier()));
+                tasks.loads.spawn(self.clone().load(*load, order.barrier()));
             }
             Ok(Request::Unload { id }) => {
-                tasks.spawn(self.clone().unload(id, order.barrier()));
+                tasks.loads.spawn(self.clone().unload(id, order.barrier()));
             }
             Ok(Request::Reset { id }) => {
                 self.conversation().reset();
@@ -151,7 +177,7 @@ impl Client {
         }
     }
 
-    fn start_generate(self: &Arc<Self>, request: Generate, order: &Order, tasks: &mut JoinSet<()>) {
+    fn start_generate(self: &Arc<Self>, request: Generate, order: &Order, tasks: &mut Tasks) {
         let id = request.id.clone();
         let (abort, aborted) = oneshot::channel();
         let mut live = self.live();
@@ -170,16 +196,24 @@ impl Client {
         live.insert(id.clone(), Some(abort));
         drop(live);
         let client = self.clone();
-        let mut ticket = order.request();
+        let ticket = order.request();
+        let place = ticket.place();
         let count = self.service.count_request();
-        tasks.spawn(async move {
-            let event = answer(&client, request, aborted, &mut ticket).await;
+        // A task of its own, so that even a panic cannot leave the request without an end.
+        let answer = tokio::spawn(answer(self.clone(), request, aborted, ticket));
+        tasks.requests.spawn(async move {
+            let event = answer.await.unwrap_or_else(|error| {
+                tracing::error!(%error, %id, "a request has panicked");
+                let message =
+                    "answering the request ended unexpectedly; see the log on standard error".to_owned();
+                Event::Error(ErrorEvent::new(Some(id.clone()), "internal", Class::Internal, message))
+            });
             // The id is free and the request not counted before the client can know that it has ended.
             client.live().remove(&id);
             drop(count);
             client.outbox.push(&event);
             // Only now may a load or unload that waits for this request go on.
-            drop(ticket);
+            drop(place);
         });
     }
 

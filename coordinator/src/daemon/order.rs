@@ -33,11 +33,21 @@ impl Gate {
 #[derive(Debug)]
 pub struct Ticket {
     gate: Gate,
-    /// Dropped with the ticket; the next barrier waits for it.
+    place: Place,
+}
+
+/// The next barrier waits until this and all its clones are dropped.
+#[derive(Debug, Clone)]
+pub struct Place {
     _member: mpsc::Sender<()>,
 }
 
 impl Ticket {
+    /// Keeps the place beyond the life of the ticket.
+    pub fn place(&self) -> Place {
+        self.place.clone()
+    }
+
     /// Waits for the barrier before this request.
     pub async fn admitted(&mut self) {
         self.gate.opened().await;
@@ -75,7 +85,7 @@ impl Default for Order {
 impl Order {
     /// A place for a request.
     pub fn request(&self) -> Ticket {
-        Ticket { gate: self.gate.clone(), _member: self.group.clone() }
+        Ticket { gate: self.gate.clone(), place: Place { _member: self.group.clone() } }
     }
 
     /// A place for a load or unload.
@@ -113,7 +123,10 @@ mod tests {
         assert!(!ready(after.admitted()));
         drop(first);
         assert!(!ready(barrier.earlier_ended()));
+        let place = second.place();
         drop(second);
+        assert!(!ready(barrier.earlier_ended()));
+        drop(place);
         assert!(ready(barrier.earlier_ended()));
         assert!(!ready(after.admitted()));
         drop(barrier);

@@ -126,22 +126,22 @@ impl Service {
         self.show(Shown::Loading);
         let started =
             blocking(move || Engine::start(Arc::new(model), plan, EngineOptions::default(), progress)).await;
-        match started {
-            Ok(Ok(engine)) => {
-                *loads += 1;
-                let resident = Resident { load: *loads, engine };
-                self.show(Shown::Model(resident.clone()));
-                *slot = Some(resident.clone());
-                Ok(resident)
-            }
-            failed => {
+        let engine = match started {
+            Ok(Ok(engine)) => engine,
+            Ok(Err(error)) => {
                 self.show(Shown::Nothing);
-                Err(failed.map_or_else(
-                    |panicked| panicked,
-                    |result| result.map_or_else(LoadError::from, |_| LoadError::Panicked),
-                ))
+                return Err(error.into());
             }
-        }
+            Err(panicked) => {
+                self.show(Shown::Nothing);
+                return Err(panicked);
+            }
+        };
+        *loads += 1;
+        let resident = Resident { load: *loads, engine };
+        self.show(Shown::Model(resident.clone()));
+        *slot = Some(resident.clone());
+        Ok(resident)
     }
 
     /// Drops the model, if there is one, after `earlier` and the requests that hold it.

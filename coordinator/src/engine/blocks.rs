@@ -42,8 +42,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_block_has_one_owner(total in 1usize..40, sizes in prop::collection::vec((0usize..4, 0usize..20), 1..60)) {
-            let mut pool = BlockPool::new(total);
+        fn every_block_has_one_owner(total in 1u32..40, sizes in prop::collection::vec((0usize..4, 0usize..20), 1..60)) {
+            let mut pool = BlockPool::new(total as usize);
             let mut tables = vec![Vec::new(); 4];
             for (owner, wanted) in sizes {
                 let room = pool.free() + tables[owner].len();
@@ -52,7 +52,7 @@ mod tests {
                 prop_assert_eq!(all.len(), pool.used());
                 all.extend(&pool.free);
                 all.sort_unstable();
-                prop_assert_eq!(all, (0..total as u32).collect::<Vec<u32>>());
+                prop_assert_eq!(all, (0..total).collect::<Vec<u32>>());
             }
         }
     }

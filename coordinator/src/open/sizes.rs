@@ -20,7 +20,7 @@ pub(super) struct Sizer<'a> {
 #[derive(Debug, Clone, Copy)]
 struct Matrix {
     bytes: u64,
-    quantised: bool,
+    input: InputForm,
 }
 
 impl Sizer<'_> {
@@ -29,10 +29,6 @@ impl Sizer<'_> {
         let layers: Result<Vec<LayerSizes>, OpenError> =
             program.layers.iter().map(|layer| self.layer(layer)).collect();
         let head = self.matrix(&program.head.output)?;
-        let mut quantised = head.quantised;
-        for weight in program.layers.iter().flat_map(matrices) {
-            quantised |= self.matrix(weight)?.quantised;
-        }
         Ok(ModelSummary {
             model: PlannedModel {
                 path: self.path.into(),
@@ -46,24 +42,30 @@ impl Sizer<'_> {
             layers: layers?,
             embedding_bytes: self.file.weight(&program.embed)?.bytes.len() as u64,
             head_bytes: head.bytes + vector_bytes(&program.head.norm),
-            quantised,
+            head_input: head.input,
         })
     }
 
     fn layer(self, layer: &Layer) -> Result<LayerSizes, OpenError> {
         let mut weights = layer.steps.iter().flat_map(vectors).map(vector_bytes).sum();
+        let mut inputs = Vec::new();
         for weight in matrices(layer) {
-            weights += self.matrix(weight)?.bytes;
+            let matrix = self.matrix(weight)?;
+            weights += matrix.bytes;
+            if !inputs.contains(&matrix.input) {
+                inputs.push(matrix.input);
+            }
         }
         let recurrent = layer.recurrent.map_or(0, |shape| shape.conv_len() + shape.matrix_len());
         let kv = layer.kv.map_or(0, |shape| shape.kv_heads * (shape.key_dim + shape.value_dim));
-        let buffers: usize = layer.buffers.iter().sum();
         Ok(LayerSizes {
             weights,
             kv_elements: kv as u64,
             state_values: recurrent as u64,
-            scratch_values: (buffers + inner_products(layer)) as u64,
-            widest_input: matrices(layer).map(|weight| weight.cols).max().unwrap_or(0) as u64,
+            buffers: layer.buffers.clone(),
+            hidden: layer.steps.iter().map(hidden).max().unwrap_or(0),
+            widest_input: matrices(layer).map(|weight| weight.cols).max().unwrap_or(0),
+            inputs,
         })
     }
 
@@ -75,7 +77,7 @@ impl Sizer<'_> {
             .ok_or_else(|| refused(WeightRefusal::NoKernel(ggml_type.to_string())))?;
         let bytes = PackedMatrix::packed_bytes(format, weight.rows, weight.cols)
             .map_err(|error| refused(WeightRefusal::Shape(error)))?;
-        Ok(Matrix { bytes: bytes as u64, quantised: format.input_form() == InputForm::Int8 })
+        Ok(Matrix { bytes: bytes as u64, input: format.input_form() })
     }
 }
 
@@ -84,13 +86,12 @@ fn vector_bytes(weight: &WeightRef) -> u64 {
     (weight.rows * weight.cols * size_of::<f32>()) as u64
 }
 
-/// f32 values per token that a gated MLP computes between its matrices.
-fn inner_products(layer: &Layer) -> usize {
-    let inner = layer.steps.iter().map(|step| match step {
+/// f32 values per token that a step computes between its matrices.
+fn hidden(step: &Step) -> usize {
+    match step {
         Step::GatedMlp { gate, up, .. } => gate.rows + up.rows,
         _ => 0,
-    });
-    inner.sum()
+    }
 }
 
 fn matrices(layer: &Layer) -> impl Iterator<Item = &WeightRef> {

@@ -2,6 +2,8 @@
 
 use super::request::Bands;
 use super::{LayerSizes, ModelSummary, Refusal};
+use spillway_kernels::activations::Activations;
+use spillway_kernels::formats::InputForm;
 use spillway_protocol::plan::{KV_BLOCK_TOKENS, Limits, StageBytes};
 use std::ops::Range;
 
@@ -56,13 +58,12 @@ pub(super) fn stage_bytes(model: &ModelSummary, limits: &Limits, band: &Range<us
     let layers = &model.layers[band.clone()];
     let sum = |of: fn(&LayerSizes) -> u64| layers.iter().map(of).sum::<u64>();
     let head = band.end == model.layers.len();
-    let step = limits.max_step_tokens as u64;
     StageBytes {
         weights: sum(|layer| layer.weights) + if head { model.head_bytes } else { 0 },
         embedding: if band.start == 0 { model.embedding_bytes } else { 0 },
         kv: kv_bytes(sum(|layer| layer.kv_elements), limits),
         state: sum(|layer| layer.state_values) * 4 * limits.max_sequences as u64,
-        scratch: layers.iter().map(|layer| scratch_bytes(layer, step)).max().unwrap_or(0)
+        scratch: scratch_bytes(layers, limits.max_step_tokens)
             + if head { head_scratch_bytes(model, limits) } else { 0 },
         rings: super::rings::outgoing_bytes(model, limits, head)
             + if band.start == 0 { super::rings::incoming_bytes(model, limits) } else { 0 },
@@ -74,13 +75,22 @@ fn kv_bytes(elements: u64, limits: &Limits) -> u64 {
     elements * limits.kv_type.bytes() * (limits.kv_blocks * KV_BLOCK_TOKENS) as u64
 }
 
-/// Activations of a step and the quantised copy of the widest matrix input: a code per element, a scale and two sums
-/// per 32.
-fn scratch_bytes(layer: &LayerSizes, step: u64) -> u64 {
-    let quantised = layer.widest_input + layer.widest_input.div_ceil(32) * 8;
-    step * (layer.scratch_values * 4 + quantised)
+/// Buffers of the largest step, shared by all layers of the band: each as wide as the widest layer needs it, and one prepared
+/// matrix input.
+fn scratch_bytes(layers: &[LayerSizes], step: usize) -> u64 {
+    let buffers = layers.iter().map(|layer| layer.buffers.len()).max().unwrap_or(0);
+    let width = |buffer: usize| layers.iter().filter_map(|layer| layer.buffers.get(buffer)).max().copied();
+    let shared: usize = (0..buffers).filter_map(width).sum();
+    let hidden = layers.iter().map(|layer| layer.hidden).max().unwrap_or(0);
+    let widest = layers.iter().map(|layer| layer.widest_input).max().unwrap_or(0);
+    let forms: Vec<InputForm> = layers.iter().flat_map(|layer| layer.inputs.iter().copied()).collect();
+    let inputs = Activations::bytes_for(step, widest, &forms);
+    (step * (shared + hidden) * size_of::<f32>() + inputs) as u64
 }
 
+/// Per logit row: the residual, its norm, the logits, and the prepared input of the output projection.
 fn head_scratch_bytes(model: &ModelSummary, limits: &Limits) -> u64 {
-    (limits.max_logit_rows * (model.model.vocab + model.model.d_model) * size_of::<f32>()) as u64
+    let (rows, d_model) = (limits.max_logit_rows, model.model.d_model);
+    let inputs = Activations::bytes_for(rows, d_model, &[model.head_input]);
+    (rows * (2 * d_model + model.model.vocab) * size_of::<f32>() + inputs) as u64
 }

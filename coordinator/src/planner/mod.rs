@@ -24,7 +24,7 @@ pub use summary::{LayerSizes, ModelSummary};
 
 /// Decides which process runs which layers. Pure: the same arguments give the same plan.
 pub fn plan(model: &ModelSummary, machine: &Machine, request: &PlacementRequest) -> Result<Plan, Refusal> {
-    let wishes = request.read(model.model.context_length, model.quantised)?;
+    let wishes = request.read(model.model.context_length, model.is_quantised())?;
     let bands = layout::bands(model.layers.len(), &wishes.bands)?;
     let limits = fit_limits(model, machine, &wishes, &bands)?;
     let stages = bands

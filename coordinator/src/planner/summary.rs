@@ -1,9 +1,10 @@
 //! The model as the planner sees it: sizes only.
 
+use spillway_kernels::formats::InputForm;
 use spillway_protocol::plan::PlannedModel;
 
 /// Sizes of one layer.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LayerSizes {
     /// Bytes of the weights as stored in memory.
     pub weights: u64,
@@ -11,10 +12,14 @@ pub struct LayerSizes {
     pub kv_elements: u64,
     /// f32 values of recurrent state per sequence.
     pub state_values: u64,
-    /// f32 values of activations per token, the residual included.
-    pub scratch_values: u64,
-    /// Widest input of a matrix, quantised once per step.
-    pub widest_input: u64,
+    /// Width of each buffer in f32 values per token, the residual first. Buffers of the same number share memory.
+    pub buffers: Vec<usize>,
+    /// f32 values per token between the matrices of a gated MLP.
+    pub hidden: usize,
+    /// Widest input of a matrix.
+    pub widest_input: usize,
+    /// What matrices read their inputs as.
+    pub inputs: Vec<InputForm>,
 }
 
 /// Everything placement depends on.
@@ -28,6 +33,14 @@ pub struct ModelSummary {
     pub embedding_bytes: u64,
     /// Bytes of final norm and output projection as stored in memory.
     pub head_bytes: u64,
+    /// What the output projection reads its input as.
+    pub head_input: InputForm,
+}
+
+impl ModelSummary {
     /// Whether any matrix is quantised.
-    pub quantised: bool,
+    pub fn is_quantised(&self) -> bool {
+        let forms = self.layers.iter().flat_map(|layer| &layer.inputs).chain([&self.head_input]);
+        forms.into_iter().any(|form| *form == InputForm::Int8)
+    }
 }

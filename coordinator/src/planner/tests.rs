@@ -3,6 +3,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use spillway_kernels::formats::InputForm;
 use spillway_protocol::plan::{KvType, PlannedModel, StageBytes};
 
 const MIB: u64 = 1 << 20;
@@ -12,8 +13,10 @@ fn model(layers: usize) -> ModelSummary {
         weights: 10 * MIB,
         kv_elements: 1024,
         state_values: 4096,
-        scratch_values: 8192,
+        buffers: vec![1024, 1024, 2048],
+        hidden: 4096,
         widest_input: 2048,
+        inputs: vec![InputForm::Int8],
     };
     ModelSummary {
         model: PlannedModel {
@@ -28,7 +31,7 @@ fn model(layers: usize) -> ModelSummary {
         layers: vec![layer; layers],
         embedding_bytes: 20 * MIB,
         head_bytes: 30 * MIB,
-        quantised: true,
+        head_input: InputForm::Int8,
     }
 }
 
@@ -59,6 +62,32 @@ fn nothing_asked_is_one_worker_with_everything() {
     assert_eq!((plan.limits.max_seq, plan.limits.max_sequences, plan.limits.max_step_tokens), (4096, 4, 512));
     assert_eq!(plan.limits.kv_type, KvType::F16, "auto on a quantised file");
     assert_eq!(plan.limits.kv_blocks, 4 * 128);
+}
+
+#[test]
+fn exact_files_keep_exact_keys_and_values() {
+    let mut exact = model(4);
+    exact.head_input = InputForm::F32;
+    exact.layers.iter_mut().for_each(|layer| layer.inputs = vec![InputForm::F32]);
+    assert_eq!(plan(&exact, &machine(), &PlacementRequest::default()).unwrap().limits.kv_type, KvType::F32);
+    exact.layers[3].inputs.push(InputForm::Int8);
+    assert_eq!(plan(&exact, &machine(), &PlacementRequest::default()).unwrap().limits.kv_type, KvType::F16);
+}
+
+#[test]
+fn buffers_of_a_band_are_as_wide_as_its_widest_layer_needs_each() {
+    let mut mixed = model(2);
+    mixed.layers[0].buffers = vec![1024, 5000, 10];
+    mixed.layers[1].buffers = vec![1024, 20, 3000];
+    let scratch = |model: &ModelSummary| {
+        let request = PlacementRequest { chunk: Some(256), ..Default::default() };
+        plan(model, &machine(), &request).unwrap().stages[0].bytes.scratch
+    };
+    let narrow = scratch(&ModelSummary {
+        layers: vec![LayerSizes { buffers: vec![], ..model(1).layers[0].clone() }; 2],
+        ..model(2)
+    });
+    assert_eq!(scratch(&mixed) - narrow, 256 * (1024 + 5000 + 3000) * 4);
 }
 
 #[test]
@@ -221,16 +250,20 @@ fn sizes_read_well() {
 }
 
 prop_compose! {
-    fn any_model()(layers in prop::collection::vec((0u64..1 << 32, 0u64..1 << 14, 0u64..1 << 22, 1u64..1 << 18), 1..80),
-                   head_bytes in 0u64..1 << 32, vocab in 1usize..300_000, quantised: bool) -> ModelSummary {
+    fn any_model()(layers in prop::collection::vec((0u64..1 << 32, 0u64..1 << 14, 0u64..1 << 22, 1usize..1 << 18), 1..80),
+                   head_bytes in 0u64..1 << 32, vocab in 1usize..300_000) -> ModelSummary {
         let layers: Vec<LayerSizes> = layers.into_iter()
-            .map(|(weights, kv_elements, state_values, scratch_values)| LayerSizes {
-                weights, kv_elements, state_values, scratch_values, widest_input: scratch_values / 4,
+            .map(|(weights, kv_elements, state_values, width)| LayerSizes {
+                weights, kv_elements, state_values,
+                buffers: vec![width, width / 2],
+                hidden: width / 3,
+                widest_input: width / 4,
+                inputs: vec![InputForm::F32],
             })
             .collect();
         let mut made = model(layers.len());
         made.model.vocab = vocab;
-        ModelSummary { layers, head_bytes, quantised, ..made }
+        ModelSummary { layers, head_bytes, ..made }
     }
 }
 

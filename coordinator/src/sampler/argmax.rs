@@ -54,7 +54,7 @@ mod tests {
         fn the_peak_is_the_first_largest_value(values in prop::collection::vec(-4i8..4, 1..3000)) {
             let row: Vec<f32> = values.iter().map(|&value| f32::from(value)).collect();
             let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let index = row.iter().position(|&value| value == largest).unwrap() as u32;
+            let (index, _) = (0u32..).zip(&row).find(|(_, value)| **value == largest).unwrap();
             prop_assert_eq!(peak(&row), Some(Peak { index, value: largest }));
         }
 

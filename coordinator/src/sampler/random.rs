@@ -61,6 +61,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::cast_possible_truncation, reason = "the number of a bucket")]
     fn numbers_fill_the_unit_interval_evenly() {
         let mut random = Random::new(42);
         let mut buckets = [0u32; 10];

@@ -211,9 +211,4 @@ impl Event {
         line.push('\n');
         line
     }
-
-    /// Whether the event ends the request it names.
-    pub fn is_terminal(&self) -> bool {
-        matches!(self, Event::Done(_) | Event::Error(_) | Event::Aborted { .. })
-    }
 }

@@ -1,6 +1,6 @@
 //! A band: contiguous layers with their weights and state, run one step at a time.
 //!
-//! Everything is prepared at load: steps are fused ([`crate::fuse`]), weights packed, buffers and state allocated for the
+//! Everything is prepared at load: steps are fused (`fuse.rs`), weights packed, buffers and state allocated for the
 //! largest step. A step then takes no lock and allocates nothing per token. The same band runs inside a worker process
 //! and in-process (tests, tools): fill the input with [`Band::embed`] or [`Band::input`], call [`Band::run`], read
 //! [`Band::residual`] or [`Band::logits`].
