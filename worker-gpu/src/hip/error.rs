@@ -18,7 +18,7 @@ pub enum HipError {
         advice: &'static str,
     },
     /// A library lacks a function that every supported version has.
-    #[error("{library} has no function {symbol}; install a newer release ({advice})")]
+    #[error("{library} has no function {symbol}, so it is too old; {advice}")]
     SymbolMissing {
         /// The library that was loaded.
         library: String,
