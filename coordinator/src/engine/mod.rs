@@ -1,7 +1,7 @@
 //! The engine: one plain thread that owns the workers, the slots, the KV blocks and the queue.
 //!
 //! A step is one forward of a set of tokens through all stages: a decode token of every answering sequence and, in what
-//! room is left, prompt tokens. The thread composes a step from the [`board`], sends it, delivers the events of the step
+//! room is left, prompt tokens. The thread composes a step, sends it, delivers the events of the step
 //! before while the workers compute, and collects the logits. Several steps are under way at once only where the plan
 //! gives every stage CPUs of its own.
 //!
