@@ -1,6 +1,7 @@
 //! kernels
 
 pub mod activations;
+pub mod device_layout;
 mod disjoint;
 pub mod formats;
 pub mod hip;
