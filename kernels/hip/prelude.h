@@ -11,6 +11,7 @@
 //   block_barrier()                            all threads of the block; orders shared and global memory
 //   wave_shuffle(bits, lane) wave_shuffle_xor(bits, mask)   all lanes of the wave take part
 //   dot4(a, b, c)                              c + the products of four signed bytes
+//   byte_lookup(low, high, at)                 four bytes: each the one that a byte of `at`, 0 to 7, selects from low and high
 //   fused_multiply_add(a, b, c) square_root(x) rounded once, as IEEE 754 says
 //   exp2_fast(x)                               hardware: about 2 ulp, denormal results may be zero
 //   to_f32(f16) to_f16(float)                  round to nearest even
@@ -40,6 +41,9 @@ struct alignas(16) i32x4 {
 };
 struct alignas(16) f32x4 {
   float v[4];
+};
+struct alignas(8) i32x2 {
+  i32 v[2];
 };
 
 #if defined(SPILLWAY_EMULATED)
@@ -158,4 +162,26 @@ DEVICE float log_f32(float x) {
   float n = (float)exponent;
   float correction = s * (f - p * z);
   return fused_multiply_add(n, LN2_HIGH, f - (correction - n * LN2_LOW));
+}
+
+// 1 / (1 + e^-x) and x times it, as the CPU computes them: the exponential of a negative number cannot overflow.
+DEVICE float sigmoid(float x) {
+  float e = exp_f32(x < 0.0f ? x : -x);
+  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+DEVICE float silu(float x) { return x * sigmoid(x); }
+
+// ln(1 + e^x) within 4 ulp: max(x, 0) + ln(1 + y) with y = e^-|x| and ln(1 + y) = 2 atanh(y / (2 + y)).
+DEVICE float softplus(float x) {
+  float y = exp_f32(x < 0.0f ? x : -x);
+  float s = y / (2.0f + y);
+  float z = s * s;
+  float p = 1.0f / 13.0f;
+  p = fused_multiply_add(p, z, 1.0f / 11.0f);
+  p = fused_multiply_add(p, z, 1.0f / 9.0f);
+  p = fused_multiply_add(p, z, 1.0f / 7.0f);
+  p = fused_multiply_add(p, z, 1.0f / 5.0f);
+  p = fused_multiply_add(p, z, 1.0f / 3.0f);
+  p = fused_multiply_add(p * z, s, s);
+  return (p + p) + (x > 0.0f ? x : 0.0f);
 }

@@ -54,6 +54,8 @@ DEVICE i32 dot4(i32 a, i32 b, i32 c) {
 #endif
 }
 
+DEVICE u32 byte_lookup(u32 low, u32 high, u32 at) { return __builtin_amdgcn_perm(high, low, at); }
+
 DEVICE float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEVICE float square_root(float x) { return __builtin_sqrtf(x); }
 DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }

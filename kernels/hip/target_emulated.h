@@ -35,6 +35,15 @@ DEVICE i32 dot4(i32 a, i32 b, i32 c) {
   return c;
 }
 
+DEVICE u32 byte_lookup(u32 low, u32 high, u32 at) {
+  u32 out = 0;
+  for (u32 byte = 0; byte < 4; byte++) {
+    u32 from = at >> 8 * byte & 7;
+    out |= ((from < 4 ? low : high) >> from % 4 * 8 & 0xffu) << 8 * byte;
+  }
+  return out;
+}
+
 DEVICE float fused_multiply_add(float a, float b, float c) { return std::fmaf(a, b, c); }
 DEVICE float square_root(float x) { return std::sqrt(x); }
 DEVICE float exp2_fast(float x) { return std::exp2(x); }

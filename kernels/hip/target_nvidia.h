@@ -56,6 +56,14 @@ DEVICE i32 dot4(i32 a, i32 b, i32 c) {
   return sum;
 }
 
+// The instruction takes its selectors from four bits each.
+DEVICE u32 byte_lookup(u32 low, u32 high, u32 at) {
+  at = (at | at >> 4) & 0x00ff00ffu;
+  u32 bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(at | at >> 8));
+  return bytes;
+}
+
 DEVICE float square_root(float x) {
   float root;
   asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(x));

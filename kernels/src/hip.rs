@@ -43,6 +43,9 @@ macro_rules! sources {
 pub const HEADERS: &[DeviceHeader] = headers![
     "prelude.h",
     "mma.h",
+    "step.h",
+    "formats.h",
+    "matmul.h",
     "target_amd.h",
     "target_nvidia.h",
     "target_emulated.h",
@@ -53,7 +56,37 @@ pub const HEADERS: &[DeviceHeader] = headers![
 pub const SOURCES: &[DeviceSource<'static>] = sources![
     "residual_add": ["residual_add"],
     "rms_norm": ["rms_norm"],
-    "gemv_q8_0": ["gemv_q8_0"],
+    "rows": ["silu_mul", "sigmoid_mul", "split_heads", "gather_rows", "rope_halves", "rope_adjacent"],
+    "quantize_rows": ["quantize_rows"],
+    "argmax": ["argmax"],
+    "attention": [
+        "kv_append_f32", "kv_append_f16",
+        "attend_split_f32_1", "attend_split_f32_2", "attend_split_f32_4", "attend_split_f32_8",
+        "attend_split_f16_1", "attend_split_f16_2", "attend_split_f16_4", "attend_split_f16_8",
+        "attend_whole_f32_1", "attend_whole_f32_2", "attend_whole_f32_4", "attend_whole_f32_8",
+        "attend_whole_f16_1", "attend_whole_f16_2", "attend_whole_f16_4", "attend_whole_f16_8",
+        "attend_fold"
+    ],
+    "delta_net": [
+        "delta_conv", "delta_remember", "delta_gates",
+        "delta_rule_32", "delta_rule_64", "delta_rule_128", "delta_rule_256",
+        "delta_gated_norm"
+    ],
+    "matmul_f32": ["matvec_f32_1", "matvec_f32_2", "matvec_f32_4", "matvec_f32_8", "embed_f32"],
+    "matmul_f16": ["matvec_f16_1", "matvec_f16_2", "matvec_f16_4", "matvec_f16_8", "embed_f16"],
+    "matmul_bf16": ["matvec_bf16_1", "matvec_bf16_2", "matvec_bf16_4", "matvec_bf16_8", "embed_bf16"],
+    "matmul_q4_0": ["matvec_q4_0_1", "matvec_q4_0_2", "matvec_q4_0_4", "matvec_q4_0_8", "embed_q4_0"],
+    "matmul_q4_1": ["matvec_q4_1_1", "matvec_q4_1_2", "matvec_q4_1_4", "matvec_q4_1_8", "embed_q4_1"],
+    "matmul_q5_0": ["matvec_q5_0_1", "matvec_q5_0_2", "matvec_q5_0_4", "matvec_q5_0_8", "embed_q5_0"],
+    "matmul_q5_1": ["matvec_q5_1_1", "matvec_q5_1_2", "matvec_q5_1_4", "matvec_q5_1_8", "embed_q5_1"],
+    "matmul_q8_0": ["matvec_q8_0_1", "matvec_q8_0_2", "matvec_q8_0_4", "matvec_q8_0_8", "embed_q8_0"],
+    "matmul_q2_k": ["matvec_q2_k_1", "matvec_q2_k_2", "matvec_q2_k_4", "matvec_q2_k_8", "embed_q2_k"],
+    "matmul_q3_k": ["matvec_q3_k_1", "matvec_q3_k_2", "matvec_q3_k_4", "matvec_q3_k_8", "embed_q3_k"],
+    "matmul_q4_k": ["matvec_q4_k_1", "matvec_q4_k_2", "matvec_q4_k_4", "matvec_q4_k_8", "embed_q4_k"],
+    "matmul_q5_k": ["matvec_q5_k_1", "matvec_q5_k_2", "matvec_q5_k_4", "matvec_q5_k_8", "embed_q5_k"],
+    "matmul_q6_k": ["matvec_q6_k_1", "matvec_q6_k_2", "matvec_q6_k_4", "matvec_q6_k_8", "embed_q6_k"],
+    "matmul_iq4_nl": ["matvec_iq4_nl_1", "matvec_iq4_nl_2", "matvec_iq4_nl_4", "matvec_iq4_nl_8", "embed_iq4_nl"],
+    "matmul_iq4_xs": ["matvec_iq4_xs_1", "matvec_iq4_xs_2", "matvec_iq4_xs_4", "matvec_iq4_xs_8", "embed_iq4_xs"],
 ];
 
 /// The source with this name.
@@ -70,7 +103,13 @@ mod tests {
     fn every_entry_is_defined_in_its_source() {
         for source in SOURCES {
             for entry in source.entries {
-                assert!(source.text.contains(&format!("KERNEL({entry},")), "{} lacks {entry}", source.name);
+                let defined = match source.name.strip_prefix("matmul_") {
+                    Some(format) => {
+                        source.text.contains(&format!("MATMUL_KERNELS({format},")) && entry.contains(format)
+                    }
+                    None => source.text.contains(&format!("KERNEL({entry},")),
+                };
+                assert!(defined, "{} lacks {entry}", source.name);
             }
         }
     }

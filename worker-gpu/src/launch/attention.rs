@@ -174,7 +174,7 @@ impl Kernels {
             self.attend(stream, &step, None)
         } else {
             self.attend(stream, &step, Some(partitions))?;
-            self.fold(stream, &step, partitions)
+            self.fold(stream, &step)
         }
     }
 
@@ -230,7 +230,7 @@ impl Kernels {
         queue(stream, function, Launch { grid, block: PARTITION as u32, shared_bytes: 0 }, &args)
     }
 
-    fn fold(&self, stream: &Stream, step: &Step<'_>, partitions: usize) -> Result<(), LaunchError> {
+    fn fold(&self, stream: &Stream, step: &Step<'_>) -> Result<(), LaunchError> {
         let Step { check, layer, cache, buffers, rows, .. } = *step;
         let outputs = rows * layer.heads * cache.value_dim;
         let args = [
@@ -240,7 +240,6 @@ impl Kernels {
             check.holds::<f32>("out", buffers.out, outputs)?,
             check.number("query heads", layer.heads)?.into(),
             check.number("value width", cache.value_dim)?.into(),
-            check.number("partitions", partitions)?.into(),
         ];
         let grid = [check.number("rows", rows)?, check.number("query heads", layer.heads)?, 1];
         queue(

@@ -1,0 +1,160 @@
+// Weight formats: the rows of kernels/src/formats.rs and the device layout of kernels/src/device_layout.rs, as types.
+//
+// A lane holds one row of a cell (32 columns) in registers. A weight is scale * (code - BIAS) - min; codes of eight bits
+// and codebook values are signed and have no bias.
+#pragma once
+
+#include "prelude.h"
+
+static constexpr u32 TILE_ROWS = 16;
+static constexpr u32 CELL = 32;  // columns
+
+enum SubScales { NO_SCALES, BYTE_SCALES, NIBBLE_SCALES };
+
+template <u32 LOW, u32 HIGH, u32 RUN, u32 BLOCK, SubScales SCALES, bool MINS, i32 CODE_BIAS, bool IS_CODEBOOK = false>
+struct Quant {
+  static constexpr bool QUANTISED = true;
+  static constexpr u32 LOW_BITS = LOW, HIGH_BITS = HIGH;
+  static constexpr u32 RUNS = CELL / RUN;          // runs of a cell, each with a scale
+  static constexpr u32 BLOCK_CELLS = BLOCK / CELL;  // cells that share the factors
+  static constexpr SubScales SUB_SCALES = SCALES;
+  static constexpr bool HAS_MINS = MINS, CODEBOOK = IS_CODEBOOK;
+  static constexpr i32 BIAS = CODE_BIAS;
+  // Bytes of a row, per cell and, of the factors, per block.
+  static constexpr u32 LOW_BYTES = CELL * LOW / 8, HIGH_BYTES = CELL * HIGH / 8;
+  static constexpr u32 SCALE_BYTES = SCALES == NO_SCALES ? 0 : RUNS * (SCALES == BYTE_SCALES && MINS ? 2 : 1);
+  static constexpr u32 FACTOR_BYTES = MINS ? 4 : 2;
+  static constexpr u32 CELL_BYTES = LOW_BYTES + HIGH_BYTES + SCALE_BYTES;
+};
+
+template <class T>
+struct Floats {
+  static constexpr bool QUANTISED = false;
+  static constexpr u32 LOW_BYTES = CELL * sizeof(T), CELL_BYTES = LOW_BYTES, FACTOR_BYTES = 0, BLOCK_CELLS = 1;
+  typedef T Value;
+};
+
+typedef Floats<float> F32;
+typedef Floats<f16> F16;
+typedef Floats<bf16> BF16;
+typedef Quant<4, 0, 32, 32, NO_SCALES, false, 8> Q4_0;
+typedef Quant<4, 0, 32, 32, NO_SCALES, true, 0> Q4_1;
+typedef Quant<4, 1, 32, 32, NO_SCALES, false, 16> Q5_0;
+typedef Quant<4, 1, 32, 32, NO_SCALES, true, 0> Q5_1;
+typedef Quant<8, 0, 32, 32, NO_SCALES, false, 0> Q8_0;
+typedef Quant<2, 0, 16, 256, NIBBLE_SCALES, true, 0> Q2_K;
+typedef Quant<2, 1, 16, 256, BYTE_SCALES, false, 4> Q3_K;
+typedef Quant<4, 0, 32, 256, BYTE_SCALES, true, 0> Q4_K;
+typedef Quant<4, 1, 32, 256, BYTE_SCALES, true, 0> Q5_K;
+typedef Quant<4, 2, 16, 256, BYTE_SCALES, false, 32> Q6_K;
+typedef Quant<4, 0, 32, 32, NO_SCALES, false, 0, true> IQ4_NL;
+typedef Quant<4, 0, 32, 256, BYTE_SCALES, false, 0, true> IQ4_XS;
+
+template <class F>
+DEVICE u64 tile_bytes(u32 cells) {
+  return (u64)TILE_ROWS * ((u64)cells * F::CELL_BYTES + (cells + F::BLOCK_CELLS - 1) / F::BLOCK_CELLS * F::FACTOR_BYTES);
+}
+
+// One row of a quantised cell: codes of four columns to a word, and what they mean.
+template <class F>
+struct QuantCell {
+  i32 code[8];
+  float scale[F::RUNS];
+  float min[F::RUNS];  // unset without mins
+};
+
+template <class T>
+DEVICE T load(const u8* from) {
+  return *reinterpret_cast<const T*>(from);
+}
+
+// Codes to the values of the IQ4 formats.
+DEVICE u32 codebook_values(u32 codes) {
+  // -127 -104 -83 -65 | -49 -35 -22 -10 | 1 13 25 38 | 53 69 89 113
+  u32 low = byte_lookup(0xbfad9881u, 0xf6eaddcfu, codes & 0x07070707u);
+  u32 high = byte_lookup(0x26190d01u, 0x71594535u, codes & 0x07070707u);
+  u32 upper = (codes >> 3 & 0x01010101u) * 0xffu;
+  return (low & ~upper) | (high & upper);
+}
+
+template <class F>
+DEVICE void load_codes(const u8* tile, u32 cells, u32 cell, u32 row, i32* code) {
+  u32 at = cell * TILE_ROWS + row;
+  if constexpr (F::LOW_BITS == 8) {
+    for (u32 piece = 0; piece < 2; piece++) {
+      i32x4 words = load<i32x4>(tile + ((u64)(cell * 2 + piece) * TILE_ROWS + row) * 16);
+      for (u32 i = 0; i < 4; i++) code[piece * 4 + i] = words.v[i];
+    }
+  } else if constexpr (F::LOW_BITS == 4) {
+    i32x4 words = load<i32x4>(tile + (u64)at * 16);
+    for (u32 i = 0; i < 4; i++) {
+      code[i] = words.v[i] & 0x0f0f0f0f;
+      code[4 + i] = (i32)((u32)words.v[i] >> 4 & 0x0f0f0f0fu);
+    }
+  } else {
+    i32x2 words = load<i32x2>(tile + (u64)at * 8);
+    for (u32 i = 0; i < 8; i++) code[i] = (i32)((u32)words.v[i % 2] >> i / 2 * 2 & 0x03030303u);
+  }
+  const u8* high = tile + (u64)cells * TILE_ROWS * F::LOW_BYTES + (u64)at * F::HIGH_BYTES;
+  if constexpr (F::HIGH_BITS == 1) {
+    u32 bits = load<u32>(high);
+    for (u32 i = 0; i < 8; i++) code[i] |= (i32)((bits >> i & 0x01010101u) << F::LOW_BITS);
+  } else if constexpr (F::HIGH_BITS == 2) {
+    i32x2 bits = load<i32x2>(high);
+    for (u32 i = 0; i < 8; i++) code[i] |= (i32)(((u32)bits.v[i / 4] >> i % 4 * 2 & 0x03030303u) << F::LOW_BITS);
+  }
+  if constexpr (F::CODEBOOK) {
+    for (u32 i = 0; i < 8; i++) code[i] = (i32)codebook_values((u32)code[i]);
+  }
+}
+
+// The scales and mins of a cell's runs: factor times integer, rounded once.
+template <class F>
+DEVICE void load_scales(const u8* tile, u32 cells, u32 cell, u32 row, float* scale, float* min) {
+  const u8* planes = tile + (u64)cells * TILE_ROWS * (F::CELL_BYTES - F::SCALE_BYTES);
+  const u8* numbers = planes + (u64)(cell * TILE_ROWS + row) * F::SCALE_BYTES;
+  const u8* factors = planes + (u64)cells * TILE_ROWS * F::SCALE_BYTES +
+                      (u64)(cell / F::BLOCK_CELLS * TILE_ROWS + row) * F::FACTOR_BYTES;
+  u32 both = F::HAS_MINS ? load<u32>(factors) : load<u16>(factors);
+  float d = to_f32(f16{(u16)both}), dmin = to_f32(f16{(u16)(both >> 16)});
+  u32 bytes = 0;
+  if constexpr (F::SCALE_BYTES == 1) bytes = *numbers;
+  if constexpr (F::SCALE_BYTES == 2) bytes = load<u16>(numbers);
+  for (u32 run = 0; run < F::RUNS; run++) {
+    if constexpr (F::SUB_SCALES == NO_SCALES) {
+      scale[run] = d;
+      min[run] = dmin;
+    } else if constexpr (F::SUB_SCALES == NIBBLE_SCALES) {
+      scale[run] = d * (float)(bytes >> run * 8 & 15u);
+      min[run] = dmin * (float)(bytes >> (run * 8 + 4) & 15u);
+    } else if constexpr (F::HAS_MINS) {
+      scale[run] = d * (float)(i8)(bytes >> run * 16);
+      min[run] = dmin * (float)(i8)(bytes >> (run * 16 + 8));
+    } else {
+      scale[run] = d * (float)(i8)(bytes >> run * 8);
+    }
+  }
+}
+
+template <class F>
+DEVICE QuantCell<F> load_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
+  QuantCell<F> out;
+  load_codes<F>(tile, cells, cell, row, out.code);
+  load_scales<F>(tile, cells, cell, row, out.scale, out.min);
+  return out;
+}
+
+// Columns `first` to `first + 4` of one row of a floating-point cell.
+template <class F>
+DEVICE void load_floats(const u8* tile, u32 cell, u32 row, u32 first, float* out) {
+  constexpr u32 PIECE = 16 / sizeof(typename F::Value);
+  constexpr u32 PIECES = CELL / PIECE;
+  u64 at = ((u64)(cell * PIECES + first / PIECE) * TILE_ROWS + row) * 16 + first % PIECE * sizeof(typename F::Value);
+  if constexpr (sizeof(typename F::Value) == 4) {
+    f32x4 values = load<f32x4>(tile + at);
+    for (u32 i = 0; i < 4; i++) out[i] = values.v[i];
+  } else {
+    i32x2 values = load<i32x2>(tile + at);
+    for (u32 i = 0; i < 4; i++) out[i] = to_f32(typename F::Value{(u16)((u32)values.v[i / 2] >> i % 2 * 16)});
+  }
+}

@@ -1,0 +1,4 @@
+// Products with BF16 weights.
+#include "matmul.h"
+
+MATMUL_KERNELS(bf16, BF16)

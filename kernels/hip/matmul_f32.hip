@@ -1,0 +1,4 @@
+// Products with F32 weights.
+#include "matmul.h"
+
+MATMUL_KERNELS(f32, F32)

@@ -1,0 +1,4 @@
+// Products with IQ4_NL weights.
+#include "matmul.h"
+
+MATMUL_KERNELS(iq4_nl, IQ4_NL)
