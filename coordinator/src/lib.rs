@@ -6,6 +6,7 @@
 pub mod cli;
 pub mod daemon;
 mod defaults;
+pub mod devices;
 pub mod engine;
 pub mod open;
 pub mod planner;

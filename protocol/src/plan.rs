@@ -51,6 +51,28 @@ pub enum Execution {
         /// NUMA node whose CPUs and memory the worker keeps to; none = no binding.
         node: Option<u32>,
     },
+    /// A GPU worker.
+    Gpu {
+        /// The device it owns.
+        device: GpuDevice,
+    },
+}
+
+/// Which GPU a worker owns, in words that mean the same in every process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuDevice {
+    /// Number in the list of devices that was placed on.
+    pub index: usize,
+    /// Source of devices as `worker-gpu` reads it: `amd`, `cuda` or `emulated:…`.
+    pub provider: String,
+    /// Number of the device there.
+    pub ordinal: u32,
+    /// Marketing name.
+    pub name: String,
+    /// Architecture as the kernel compiler names it.
+    pub arch: String,
+    /// Unique id, where the driver has one: a worker refuses a device with another.
+    pub uuid: Option<String>,
 }
 
 /// Bytes a stage is charged for, by purpose.
@@ -68,12 +90,24 @@ pub struct StageBytes {
     pub scratch: u64,
     /// Rings into and out of the stage (the outgoing one is charged here).
     pub rings: u64,
+    /// Page-locked host memory for copies to and from a device.
+    pub pinned: u64,
 }
 
 impl StageBytes {
+    /// Bytes in the memory of the processor that runs the stage.
+    pub fn of_processor(&self) -> u64 {
+        self.weights + self.kv + self.state + self.scratch
+    }
+
+    /// Bytes in the host's memory, whichever processor runs the stage.
+    pub fn of_host(&self) -> u64 {
+        self.rings + self.pinned
+    }
+
     /// Sum of all purposes except the page cache behind the embedding.
     pub fn private(&self) -> u64 {
-        self.weights + self.kv + self.state + self.scratch + self.rings
+        self.of_processor() + self.of_host()
     }
 }
 

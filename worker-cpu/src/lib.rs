@@ -1,9 +1,7 @@
-//! Runs a band of layers on the CPU: as a library ([`band`]) and as a worker process ([`process::run`]).
+//! Runs a band of layers on the CPU: as a library ([`band`]) and as a worker process ([`CpuWorker`]).
 
-pub mod args;
 pub mod band;
-mod fuse;
 pub mod load;
-pub mod process;
+mod worker;
 
-pub use process::run;
+pub use worker::CpuWorker;

@@ -4,7 +4,6 @@
 //! given back at once. So a load runs at the speed of the disk and the process never holds much more than the packed
 //! weights.
 
-use spillway_kernels::formats::{Format, FormatError};
 use spillway_kernels::ops::OpsError;
 use spillway_kernels::pack::{PackError, PackedMatrix};
 use spillway_kernels::pool::ThreadPool;
@@ -12,6 +11,7 @@ use spillway_model::error::ModelError;
 use spillway_model::file::{ModelFile, Weight};
 use spillway_model::gguf::Advice;
 use spillway_model::program::WeightRef;
+use spillway_worker::weights::{self, WeightError, format_of};
 use std::ops::ControlFlow;
 
 /// Why a weight could not be loaded.
@@ -20,24 +20,9 @@ pub enum LoadError {
     /// The model file.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A weight's format has no kernels.
-    #[error("weight `{name}`: no CPU kernels for format {format}; convert the file to one of {known}")]
-    NoKernels {
-        /// Tensor name.
-        name: String,
-        /// Format of the tensor.
-        format: String,
-        /// Formats there are kernels for.
-        known: String,
-    },
-    /// A weight's shape does not suit its format.
-    #[error("weight `{name}`: {source}")]
-    Format {
-        /// Tensor name.
-        name: String,
-        /// What the kernels said.
-        source: FormatError,
-    },
+    /// A weight in the file.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
     /// A weight could not be packed.
     #[error("weight `{name}`: {source}")]
     Pack {
@@ -59,8 +44,7 @@ impl LoadError {
     pub fn code(&self) -> &'static str {
         match self {
             LoadError::Model(error) => error.code(),
-            LoadError::NoKernels { .. } => "format_without_kernels",
-            LoadError::Format { source, .. } => source.code(),
+            LoadError::Weight(error) => error.code(),
             LoadError::Pack { source, .. } => source.code(),
             LoadError::Ops(error) => error.code(),
             LoadError::Cancelled => "load_cancelled",
@@ -68,8 +52,7 @@ impl LoadError {
     }
 }
 
-/// Told after every weight: bytes stored so far, bytes in all. `Break` gives the load up.
-pub type Progress<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
+pub use spillway_worker::LoadProgress as Progress;
 
 /// A weight and the form in which it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +78,7 @@ impl<'a> Need<'a> {
             Need::Matrix(_) => {
                 let format = format_of(weight, &model.weight(weight)?)?;
                 let packed = PackedMatrix::packed_bytes(format, weight.rows, weight.cols);
-                packed.map_err(|source| LoadError::Format { name: weight.name.clone(), source })?
+                packed.map_err(WeightError::named(weight))?
             }
         };
         Ok(bytes as u64)
@@ -148,10 +131,7 @@ impl<'a> Loader<'a> {
     /// A vector or a small table, decoded to f32, row by row.
     pub(crate) fn values(&mut self, weight: &WeightRef) -> Result<Vec<f32>, LoadError> {
         let source = self.begin(weight)?;
-        let mut values = vec![0.0; weight.rows * weight.cols];
-        format_of(weight, &source)?
-            .decode(source.bytes, &mut values)
-            .map_err(|source| LoadError::Format { name: weight.name.clone(), source })?;
+        let values = weights::decode(weight, &source)?;
         self.end(&source, size_of_val(values.as_slice()) as u64)?;
         Ok(values)
     }
@@ -175,14 +155,4 @@ impl<'a> Loader<'a> {
             ControlFlow::Break(()) => Err(LoadError::Cancelled),
         }
     }
-}
-
-/// The kernels' format of a weight, found by name.
-pub(crate) fn format_of(weight: &WeightRef, source: &Weight<'_>) -> Result<Format, LoadError> {
-    let format = source.info.ggml_type.to_string();
-    Format::from_name(&format).ok_or_else(|| LoadError::NoKernels {
-        name: weight.name.clone(),
-        format,
-        known: Format::ALL.map(Format::name).join(" "),
-    })
 }

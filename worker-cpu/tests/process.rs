@@ -16,7 +16,9 @@ use spillway_protocol::frame::{
 use spillway_protocol::plan::{Execution, KvType, Residency, Stage, StageBytes};
 use spillway_protocol::ring::{Ring, RingConsumer, RingProducer, Wait};
 use spillway_protocol::status::{StatusReader, WorkerState};
-use spillway_worker_cpu::args::{SUBCOMMAND, WorkerArgs};
+use spillway_worker::Worker as _;
+use spillway_worker::args::WorkerArgs;
+use spillway_worker_cpu::CpuWorker;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -45,8 +47,8 @@ const CASES: [Case; 10] = [
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == SUBCOMMAND) {
-        return spillway_worker_cpu::run(arguments);
+    if arguments.first().is_some_and(|first| first == CpuWorker::NAME) {
+        return spillway_worker::run::<CpuWorker>(arguments.into_iter().skip(1));
     }
     let filter =
         arguments.iter().filter_map(|argument| argument.to_str()).find(|text| !text.starts_with('-'));
@@ -79,7 +81,7 @@ impl Worker {
             (ring_out.dup().unwrap(), args.ring_out_fd),
             (status.as_fd().try_clone_to_owned().unwrap(), args.status_fd),
         ];
-        let child = spawn(args.to_argv(), inherited.into());
+        let child = spawn(args.to_argv(CpuWorker::NAME), inherited.into());
         drop(worker_end);
         Self { child, control, status }
     }
@@ -343,11 +345,11 @@ fn a_worker_of_another_parent_ends_at_once(model: &Path) {
 
 fn bad_arguments_and_descriptors_are_refused(_model: &Path) {
     let code = |argv: Vec<OsString>| spawn(argv, Vec::new()).wait().unwrap().code();
-    assert_eq!(code(vec![SUBCOMMAND.into(), "--help".into()]), Some(2));
+    assert_eq!(code(vec![CpuWorker::NAME.into(), "--help".into()]), Some(2));
     let args = WorkerArgs::standard(std::process::id());
     let twice = WorkerArgs { ring_in_fd: args.ring_out_fd, ..args };
     let not_open = WorkerArgs { control_fd: 900, ring_in_fd: 901, ring_out_fd: 902, status_fd: 903, ..args };
     for args in [twice, not_open] {
-        assert_eq!(code(args.to_argv()), Some(4), "{args:?}");
+        assert_eq!(code(args.to_argv(CpuWorker::NAME)), Some(4), "{args:?}");
     }
 }

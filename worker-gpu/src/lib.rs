@@ -4,9 +4,16 @@
 //!   device, and owning types above it.
 //! - [`compile`]: the out-of-process kernel compiler and its cache.
 //! - [`launch`]: one typed function per operation of a model.
+//! - [`band`]: layers with their weights and state on a device; [`GpuWorker`] is the process that runs them.
+//! - [`devices`]: which GPUs there are.
 //!
 //! Everything that touches a device happens on one thread; the types enforce it (none of them is `Send`).
 
+pub mod band;
 pub mod compile;
+pub mod devices;
 pub mod hip;
 pub mod launch;
+mod worker;
+
+pub use worker::{GpuWorker, NVRTC_SUBCOMMAND, compiler_settings};

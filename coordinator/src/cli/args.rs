@@ -44,6 +44,11 @@ pub enum Command {
     Bench(BenchArgs),
     /// Serve JSON lines on standard input and output, and on a local socket
     Daemon(DaemonArgs),
+    /// List the GPUs of this machine, or say what was looked for
+    Devices(DevicesArgs),
+    /// Compile kernels for GPUs ahead of time, list or remove compiled ones
+    #[command(subcommand)]
+    Kernels(KernelsCommand),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
 }
@@ -77,19 +82,22 @@ impl TokenizerArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Placement")]
 pub struct PlacementArgs {
-    /// GPUs to use, in order, or "none"
-    #[arg(long, value_name = "LIST|none")]
+    /// GPUs in pipeline order by their numbers in `devices`, "all", a provider, or "none" [default: none]
+    #[arg(long, value_name = "LIST|all|none")]
     pub devices: Option<String>,
-    /// CPU worker processes, one band of layers each [default: 1]
+    /// Let several workers own one GPU
+    #[arg(long)]
+    pub allow_shared_device: bool,
+    /// CPU worker processes, one band of layers each; with GPUs, for the layers that spill [default: 1]
     #[arg(long, value_name = "N")]
     pub cpu_workers: Option<usize>,
-    /// Pipeline stages [default: one per worker]
+    /// Pipeline stages, on GPUs if there are any [default: one per worker]
     #[arg(long, value_name = "N")]
     pub pp: Option<usize>,
     /// Layers of each stage, for example 12,18 [default: uniform]
     #[arg(long, value_name = "A,B,…")]
     pub pp_layers: Option<String>,
-    /// Layers on GPUs; the others spill to the CPU
+    /// Layers on GPUs, the last of the model; the others spill to the CPU [default: all, auto: as many as fit]
     #[arg(long, value_name = "N|auto")]
     pub gpu_layer_budget: Option<String>,
     /// Who computes spilled layers: the GPU over the bus, or the CPU
@@ -117,6 +125,7 @@ impl PlacementArgs {
     pub fn to_request(&self) -> PlacementRequest {
         PlacementRequest {
             devices: self.devices.clone(),
+            allow_shared_device: self.allow_shared_device,
             cpu_workers: self.cpu_workers,
             pp: self.pp,
             pp_layers: self.pp_layers.clone(),
@@ -408,6 +417,47 @@ pub struct DaemonArgs {
     /// Also serve clients on a local socket at this path
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub listen: Option<PathBuf>,
+}
+
+/// `devices`.
+#[derive(Debug, Args)]
+pub struct DevicesArgs {
+    /// Look only there: amd, cuda, or emulated with its options
+    #[arg(long, value_name = "NAME")]
+    pub provider: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `kernels`.
+#[derive(Debug, Subcommand)]
+pub enum KernelsCommand {
+    /// Compile all kernels for architectures, by default those of the GPUs of this machine
+    Build(KernelsBuildArgs),
+    /// List compiled kernels
+    List(KernelsListArgs),
+    /// Remove all compiled kernels
+    Clean(KernelsListArgs),
+}
+
+/// `kernels build`.
+#[derive(Debug, Args)]
+pub struct KernelsBuildArgs {
+    /// Architecture, for example gfx1100 or sm_90 (repeatable)
+    #[arg(long, value_name = "NAME")]
+    pub arch: Vec<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `kernels list` and `kernels clean`.
+#[derive(Debug, Args)]
+pub struct KernelsListArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `completions`.

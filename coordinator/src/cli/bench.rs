@@ -81,9 +81,12 @@ fn placement(args: &BenchArgs, longest: usize) -> PlacementRequest {
 /// cannot be measured, which is no reason not to measure the model.
 fn read_bandwidth(plan: &Plan) -> Option<ReadBandwidth> {
     let threads = plan.stages.iter().map(|stage| match stage.execution {
-        Execution::Cpu { threads, .. } => threads,
+        Execution::Cpu { threads, .. } => Some(threads),
+        Execution::Gpu { .. } => None,
     });
-    let pool = ThreadPool::new(threads.max().unwrap_or(1));
+    // Where a GPU takes part, the host's memory is not what limits the speed.
+    let threads: Option<Vec<usize>> = threads.collect();
+    let pool = ThreadPool::new(threads?.into_iter().max().unwrap_or(1));
     let pool = pool.inspect_err(|error| tracing::warn!(%error, "memory bandwidth is not measured")).ok()?;
     let measured = membw::read_bandwidth(&pool, membw::BUFFER_BYTES);
     measured.inspect_err(|error| tracing::warn!(%error, "memory bandwidth is not measured")).ok()

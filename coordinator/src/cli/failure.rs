@@ -8,6 +8,7 @@ use crate::prompt::PromptError;
 use crate::sampler::ParamError;
 use serde_json::json;
 use spillway_model::tokenizer::TokenizerError;
+use spillway_worker_gpu::compile::CompileError;
 use std::io;
 use std::process::ExitCode;
 
@@ -23,6 +24,9 @@ pub enum Failure {
     /// The placement was refused.
     #[error(transparent)]
     Plan(#[from] Refusal),
+    /// Kernels cannot be compiled, or their cache cannot be used.
+    #[error(transparent)]
+    Kernels(#[from] CompileError),
     /// The prompt cannot be made.
     #[error(transparent)]
     Prompt(#[from] PromptError),
@@ -71,6 +75,7 @@ impl Failure {
             Failure::Usage(_) => "usage",
             Failure::Open(error) => error.code(),
             Failure::Plan(error) => error.code(),
+            Failure::Kernels(error) => error.code(),
             Failure::Prompt(error) => error.code(),
             Failure::Sampling(error) => error.code(),
             Failure::Tokens(error) => error.code(),
@@ -90,7 +95,8 @@ impl Failure {
         match self {
             Failure::ReaderGone => 0,
             Failure::Input(_) | Failure::Output(_) | Failure::Daemon(_) => 1,
-            Failure::Usage(_) => 2,
+            Failure::Usage(_) | Failure::Kernels(CompileError::UnknownArch(_)) => 2,
+            Failure::Kernels(_) => 4,
             Failure::Open(_)
             | Failure::Plan(_)
             | Failure::Prompt(_)

@@ -4,11 +4,13 @@ mod args;
 mod bench;
 mod chat;
 mod daemon;
+mod devices;
 mod failure;
 mod generation;
 mod input;
 mod inspect;
 mod interrupt;
+mod kernels;
 mod logits;
 mod output;
 mod plan;
@@ -21,7 +23,10 @@ use args::{Cli, Command};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use failure::Failure;
-use spillway_worker_cpu::args::SUBCOMMAND;
+use spillway_worker::Worker;
+use spillway_worker_cpu::CpuWorker;
+use spillway_worker_gpu::compile::nvrtc;
+use spillway_worker_gpu::{GpuWorker, NVRTC_SUBCOMMAND};
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -33,9 +38,8 @@ const LOG_ENV: &str = "SPILLWAY_LOG";
 pub fn run(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     let argv: Vec<OsString> = argv.into_iter().collect();
     start_log();
-    // Not a command of the user's: the coordinator starts it, and the worker reads its own arguments.
-    if argv.get(1).is_some_and(|command| command == SUBCOMMAND) {
-        return spillway_worker_cpu::run(argv.into_iter().skip(2));
+    if let Some(code) = run_hidden(&argv) {
+        return code;
     }
     // Read from the raw words, since a usage error comes before there are parsed ones.
     let as_json = argv.iter().any(|word| word == "--json");
@@ -46,6 +50,26 @@ pub fn run(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     match dispatch(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(as_json),
+    }
+}
+
+/// Not commands of the user's: this program starts them itself, and they read their own arguments.
+fn run_hidden(argv: &[OsString]) -> Option<ExitCode> {
+    let (command, arguments) = argv.get(1..)?.split_first()?;
+    match command.to_str()? {
+        CpuWorker::NAME => Some(spillway_worker::run::<CpuWorker>(arguments.to_vec())),
+        GpuWorker::NAME => Some(spillway_worker::run::<GpuWorker>(arguments.to_vec())),
+        NVRTC_SUBCOMMAND => Some(match nvrtc::child(arguments) {
+            Ok(answer) => {
+                println!("{answer}");
+                ExitCode::SUCCESS
+            }
+            Err(message) => {
+                eprintln!("{message}");
+                ExitCode::FAILURE
+            }
+        }),
+        _ => None,
     }
 }
 
@@ -60,6 +84,8 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Detokenize(args) => tokens::detokenize(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Daemon(args) => daemon::daemon(&args),
+        Command::Devices(args) => devices::devices(&args),
+        Command::Kernels(command) => kernels::kernels(&command),
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut Cli::command(), "spillway", &mut script);

@@ -4,11 +4,13 @@ use super::args::{ModelArgs, ProgressArgs};
 use super::failure::Failure;
 use super::interrupt::{Interrupts, Wake};
 use super::progress::ProgressView;
+use crate::devices::{THIS_PROGRAM, machine_for};
 use crate::engine::{Engine, EngineError, EngineOptions};
 use crate::open::{LoadedModel, TextNeed, open_model_with};
-use crate::planner::{Machine, PlacementRequest, plan};
+use crate::planner::{PlacementRequest, plan};
 use crate::workers::LoadProgress;
 use spillway_protocol::plan::Plan;
+use std::path::Path;
 use std::sync::Arc;
 
 /// A validated model and its placement; nothing is running yet.
@@ -24,7 +26,7 @@ impl Prepared {
     /// Opens, validates and places a model.
     pub fn new(args: &ModelArgs, text: TextNeed, placement: &PlacementRequest) -> Result<Self, Failure> {
         let model = Arc::new(open_model_with(&args.model, text, &args.tokenizer.options())?);
-        let plan = plan(model.summary(), &Machine::detect(), placement)?;
+        let plan = plan(model.summary(), &machine_for(placement, Path::new(THIS_PROGRAM))?, placement)?;
         Ok(Prepared { model, plan })
     }
 

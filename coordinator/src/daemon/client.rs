@@ -299,6 +299,7 @@ fn placement(params: PlacementParams) -> PlacementRequest {
     let size = |n: Option<u64>| n.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
     PlacementRequest {
         devices: params.devices,
+        allow_shared_device: params.allow_shared_device.unwrap_or(false),
         cpu_workers: size(params.cpu_workers),
         pp: size(params.pp),
         pp_layers: params.pp_layers,

@@ -4,6 +4,7 @@
 //! waits for the requests that were accepted before it, requests accepted after it wait for the load, and nothing is
 //! answered by a model that is going away. A load is validated in full before it takes the model.
 
+use crate::devices::{THIS_PROGRAM, machine_for};
 use crate::engine::{Engine, EngineError, EngineOptions};
 use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
 use crate::planner::{Machine, PlacementRequest, Refusal, plan};
@@ -11,7 +12,7 @@ use crate::workers::LoadProgress;
 use spillway_model::tokenizer::TokenizerOptions;
 use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, StageSummary};
 use spillway_protocol::plan::{Execution, Plan};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
@@ -118,8 +119,8 @@ impl Service {
         progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Resident, LoadError> {
         let mut loads = self.turn.lock().await;
-        let given_back = self.resident_bytes();
-        let (model, plan) = blocking(move || validate(&wanted, given_back)).await??;
+        let given_back = self.resident_plan();
+        let (model, plan) = blocking(move || validate(&wanted, given_back.as_ref())).await??;
         earlier.await;
         let mut slot = self.model.write().await;
         self.drop_resident(&mut slot).await;
@@ -197,13 +198,11 @@ impl Service {
         diagnosis
     }
 
-    /// Memory that replacing the model gives back.
-    fn resident_bytes(&self) -> u64 {
+    /// The placement of the resident model: its memory is given back when it is replaced.
+    fn resident_plan(&self) -> Option<Plan> {
         match &*self.shown() {
-            Shown::Model(resident) => {
-                resident.engine.plan().stages.iter().map(|stage| stage.bytes.private()).sum()
-            }
-            Shown::Nothing | Shown::Loading => 0,
+            Shown::Model(resident) => Some(resident.engine.plan().clone()),
+            Shown::Nothing | Shown::Loading => None,
         }
     }
 
@@ -217,10 +216,12 @@ impl Service {
 }
 
 /// Everything that can be refused, with no side effect.
-fn validate(wanted: &Wanted, given_back: u64) -> Result<(LoadedModel, Plan), LoadError> {
+fn validate(wanted: &Wanted, given_back: Option<&Plan>) -> Result<(LoadedModel, Plan), LoadError> {
     let model = open_model_with(&wanted.model, TextNeed::Required, &wanted.tokenizer)?;
-    let mut machine = Machine::detect();
-    machine.available_bytes = machine.available_bytes.saturating_add(given_back);
+    let mut machine = machine_for(&wanted.placement, Path::new(THIS_PROGRAM))?;
+    if let Some(resident) = given_back {
+        machine.give_back(resident);
+    }
     let plan = plan(model.summary(), &machine, &wanted.placement)?;
     Ok((model, plan))
 }
@@ -244,6 +245,7 @@ pub fn stages(engine: &Engine) -> Vec<StageSummary> {
             layers: stage.layers.len(),
             target: match stage.execution {
                 Execution::Cpu { .. } => "cpu",
+                Execution::Gpu { .. } => "gpu",
             },
             pid,
             bytes: stage.bytes.private(),

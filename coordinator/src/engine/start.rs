@@ -7,6 +7,7 @@ use super::pipeline::Pipeline;
 use super::request::RequestError;
 use super::shared::Shared;
 use super::{Engine, EngineError, EngineOptions, Inner};
+use crate::devices::THIS_PROGRAM;
 use crate::open::LoadedModel;
 use crate::planner::steps_in_flight;
 use crate::workers::{LoadProgress, WorkerError, Workers};
@@ -85,7 +86,7 @@ struct Launch {
 impl Launch {
     fn run(self, news: &Sender<News>) {
         let epoch = NEXT_EPOCH.fetch_add(1, Ordering::Relaxed);
-        let exe = self.options.worker_exe.clone().unwrap_or_else(|| PathBuf::from("/proc/self/exe"));
+        let exe = self.options.worker_exe.clone().unwrap_or_else(|| PathBuf::from(THIS_PROGRAM));
         // Nobody listens to progress once the start has been given up; the outcome is told all the same.
         let mut progress = |event| drop(news.send(News::Progress(event)));
         match Workers::start(&self.plan, &exe, epoch, &mut progress) {

@@ -1,12 +1,14 @@
 //! What a model takes in memory once a worker holds it: matrices packed for the kernels, everything else as f32.
 
 use super::{OpenError, WeightRefusal};
-use crate::planner::{LayerSizes, ModelSummary};
+use crate::planner::{GpuSizes, LayerSizes, ModelSummary};
+use spillway_kernels::device_layout::DeviceLayout;
 use spillway_kernels::formats::{Format, InputForm};
 use spillway_kernels::pack::PackedMatrix;
 use spillway_model::file::ModelFile;
 use spillway_model::program::{Layer, Step, WeightRef};
 use spillway_protocol::plan::PlannedModel;
+use spillway_worker_gpu::band::{LayerNeeds, ModelWidths};
 use std::path::Path;
 
 /// A file whose weights are being sized.
@@ -20,6 +22,7 @@ pub(super) struct Sizer<'a> {
 #[derive(Debug, Clone, Copy)]
 struct Matrix {
     bytes: u64,
+    gpu_bytes: u64,
     input: InputForm,
 }
 
@@ -43,15 +46,20 @@ impl Sizer<'_> {
             embedding_bytes: self.file.weight(&program.embed)?.bytes.len() as u64,
             head_bytes: head.bytes + vector_bytes(&program.head.norm),
             head_input: head.input,
+            gpu_head_bytes: head.gpu_bytes + vector_bytes(&program.head.norm),
+            gpu_widths: ModelWidths::of(program),
         })
     }
 
     fn layer(self, layer: &Layer) -> Result<LayerSizes, OpenError> {
-        let mut weights = layer.steps.iter().flat_map(vectors).map(vector_bytes).sum();
+        let vectors: u64 = layer.steps.iter().flat_map(vectors).map(vector_bytes).sum();
+        let mut weights = vectors;
+        let mut gpu = GpuSizes { weights: vectors, needs: LayerNeeds::of(layer) };
         let mut inputs = Vec::new();
         for weight in matrices(layer) {
             let matrix = self.matrix(weight)?;
             weights += matrix.bytes;
+            gpu.weights += matrix.gpu_bytes;
             if !inputs.contains(&matrix.input) {
                 inputs.push(matrix.input);
             }
@@ -66,6 +74,7 @@ impl Sizer<'_> {
             hidden: layer.steps.iter().map(hidden).max().unwrap_or(0),
             widest_input: matrices(layer).map(|weight| weight.cols).max().unwrap_or(0),
             inputs,
+            gpu,
         })
     }
 
@@ -77,7 +86,10 @@ impl Sizer<'_> {
             .ok_or_else(|| refused(WeightRefusal::NoKernel(ggml_type.to_string())))?;
         let bytes = PackedMatrix::packed_bytes(format, weight.rows, weight.cols)
             .map_err(|error| refused(WeightRefusal::Shape(error)))?;
-        Ok(Matrix { bytes: bytes as u64, input: format.input_form() })
+        let gpu_bytes = DeviceLayout::new(format, weight.cols)
+            .and_then(|layout| layout.matrix_bytes(weight.rows))
+            .map_err(|error| refused(WeightRefusal::Shape(error)))?;
+        Ok(Matrix { bytes: bytes as u64, gpu_bytes: gpu_bytes as u64, input: format.input_form() })
     }
 }
 

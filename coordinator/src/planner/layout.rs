@@ -1,30 +1,59 @@
 //! Bands and what their bytes are for.
 
-use super::request::Bands;
+use super::request::{Split, Wishes};
 use super::{LayerSizes, ModelSummary, Refusal};
 use spillway_kernels::activations::Activations;
 use spillway_kernels::formats::InputForm;
 use spillway_protocol::plan::{KV_BLOCK_TOKENS, Limits, StageBytes};
+use spillway_worker_gpu::band::Needs;
 use std::ops::Range;
 
-/// Cuts `layers` layers into contiguous bands.
-pub(super) fn bands(layers: usize, wish: &Bands) -> Result<Vec<Range<usize>>, Refusal> {
-    let counts = match wish {
-        Bands::Uniform(stages) => uniform(layers, *stages)?,
-        Bands::Explicit(counts) => explicit(layers, counts)?,
+/// A band of layers and what runs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Band {
+    pub layers: Range<usize>,
+    pub processor: Processor,
+}
+
+/// What runs a band.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Processor {
+    /// A CPU worker, the n-th.
+    Cpu(usize),
+    /// A GPU, by its place in the survey.
+    Gpu(usize),
+}
+
+/// Cuts `layers` layers into contiguous bands: CPU workers first, then GPUs with the last `gpu_layers` layers.
+pub(super) fn bands(layers: usize, wishes: &Wishes, gpu_layers: usize) -> Result<Vec<Band>, Refusal> {
+    let Wishes { gpus, split, .. } = wishes;
+    let (counts, cpu_stages) = match split {
+        Split::Explicit { counts, cpu_stages } => (explicit(layers, counts)?, *cpu_stages),
+        Split::Uniform { cpu_stages, gpu_stages } => {
+            let spilled = layers - gpu_layers;
+            let cpu_stages = if spilled > 0 { *cpu_stages } else { 0 };
+            let mut counts = uniform(spilled, cpu_stages)?;
+            counts.extend(uniform(gpu_layers, *gpu_stages)?);
+            (counts, cpu_stages)
+        }
     };
     let mut start = 0;
+    let processors = (0..cpu_stages).map(Processor::Cpu).chain(gpus.iter().copied().map(Processor::Gpu));
     Ok(counts
         .into_iter()
-        .map(|count| {
+        .zip(processors)
+        .map(|(count, processor)| {
             start += count;
-            start - count..start
+            Band { layers: start - count..start, processor }
         })
         .collect())
 }
 
 /// `layers / stages` each, the remainder one by one to the first.
 fn uniform(layers: usize, stages: usize) -> Result<Vec<usize>, Refusal> {
+    if stages == 0 && layers == 0 {
+        return Ok(Vec::new());
+    }
     if stages > layers {
         return Err(Refusal::TooFewLayers { stages, layers });
     }
@@ -54,20 +83,45 @@ pub(super) fn logit_rows(vocab: usize, step: usize, parallel: usize) -> usize {
 }
 
 /// Charges a band for everything its worker allocates.
-pub(super) fn stage_bytes(model: &ModelSummary, limits: &Limits, band: &Range<usize>) -> StageBytes {
-    let layers = &model.layers[band.clone()];
+pub(super) fn stage_bytes(model: &ModelSummary, limits: &Limits, band: &Band) -> StageBytes {
+    let layers = &model.layers[band.layers.clone()];
     let sum = |of: fn(&LayerSizes) -> u64| layers.iter().map(of).sum::<u64>();
-    let head = band.end == model.layers.len();
+    let (embed, head) = (band.layers.start == 0, band.layers.end == model.layers.len());
+    let at_head = |bytes: u64| if head { bytes } else { 0 };
+    let (weights, scratch, pinned) = match band.processor {
+        Processor::Cpu(_) => (
+            sum(|layer| layer.weights) + at_head(model.head_bytes),
+            scratch_bytes(layers, limits.max_step_tokens) + at_head(head_scratch_bytes(model, limits)),
+            0,
+        ),
+        Processor::Gpu(_) => gpu_bytes(model, limits, layers, head),
+    };
     StageBytes {
-        weights: sum(|layer| layer.weights) + if head { model.head_bytes } else { 0 },
-        embedding: if band.start == 0 { model.embedding_bytes } else { 0 },
+        weights,
+        embedding: if embed { model.embedding_bytes } else { 0 },
         kv: kv_bytes(sum(|layer| layer.kv_elements), limits),
         state: sum(|layer| layer.state_values) * 4 * limits.max_sequences as u64,
-        scratch: scratch_bytes(layers, limits.max_step_tokens)
-            + if head { head_scratch_bytes(model, limits) } else { 0 },
+        scratch,
         rings: super::rings::outgoing_bytes(model, limits, head)
-            + if band.start == 0 { super::rings::incoming_bytes(model, limits) } else { 0 },
+            + if embed { super::rings::incoming_bytes(model, limits) } else { 0 },
+        pinned,
     }
+}
+
+/// Weights and scratch on a device, and page-locked host memory.
+fn gpu_bytes(model: &ModelSummary, limits: &Limits, layers: &[LayerSizes], head: bool) -> (u64, u64, u64) {
+    let weights: u64 = layers.iter().map(|layer| layer.gpu.weights).sum();
+    let needs = layers.iter().map(|layer| &layer.gpu.needs);
+    let needs = Needs::new(model.gpu_widths, needs, head, *limits);
+    let head_weights = if head { model.gpu_head_bytes } else { 0 };
+    (weights + head_weights, needs.scratch_bytes(), needs.pinned_bytes())
+}
+
+/// Width of every buffer: as wide as the widest layer needs it.
+fn buffer_widths(layers: &[LayerSizes]) -> Vec<usize> {
+    let buffers = layers.iter().map(|layer| layer.buffers.len()).max().unwrap_or(0);
+    let width = |buffer: usize| layers.iter().filter_map(|layer| layer.buffers.get(buffer)).max().copied();
+    (0..buffers).filter_map(width).collect()
 }
 
 /// KV cache of `elements` per token over all blocks.
@@ -78,9 +132,7 @@ fn kv_bytes(elements: u64, limits: &Limits) -> u64 {
 /// Buffers of the largest step, shared by all layers of the band: each as wide as the widest layer needs it, and one prepared
 /// matrix input.
 fn scratch_bytes(layers: &[LayerSizes], step: usize) -> u64 {
-    let buffers = layers.iter().map(|layer| layer.buffers.len()).max().unwrap_or(0);
-    let width = |buffer: usize| layers.iter().filter_map(|layer| layer.buffers.get(buffer)).max().copied();
-    let shared: usize = (0..buffers).filter_map(width).sum();
+    let shared: usize = buffer_widths(layers).into_iter().sum();
     let hidden = layers.iter().map(|layer| layer.hidden).max().unwrap_or(0);
     let widest = layers.iter().map(|layer| layer.widest_input).max().unwrap_or(0);
     let forms: Vec<InputForm> = layers.iter().flat_map(|layer| layer.inputs.iter().copied()).collect();

@@ -1,5 +1,7 @@
 //! What the host offers, as plain numbers, so that planning stays a pure function.
 
+use super::{Gpu, GpuSurvey};
+use spillway_protocol::plan::{Execution, Plan, Stage};
 use std::fs;
 use std::path::Path;
 
@@ -21,16 +23,40 @@ pub struct Machine {
     pub nodes: Vec<NumaNode>,
     /// Memory that can be allocated without swapping, in bytes.
     pub available_bytes: u64,
+    /// GPUs, as far as they were looked for.
+    pub gpus: GpuSurvey,
 }
 
 impl Machine {
     /// Reads the host this process runs on. What cannot be read counts as absent: one CPU, no NUMA node, no limit on
-    /// memory.
+    /// memory. GPUs are not looked for.
     pub fn detect() -> Machine {
         Machine {
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             nodes: numa_nodes(Path::new("/sys/devices/system/node"), &allowed_cpus()),
             available_bytes: available_memory(),
+            gpus: GpuSurvey::default(),
+        }
+    }
+}
+
+impl Machine {
+    /// Counts the memory of a plan as free: it will be given back before the next plan is loaded.
+    pub fn give_back(&mut self, plan: &Plan) {
+        for Stage { bytes, execution, .. } in &plan.stages {
+            let free = match execution {
+                Execution::Cpu { .. } => Some(&mut self.available_bytes),
+                Execution::Gpu { device } => {
+                    let same = |gpu: &&mut Gpu| {
+                        (&gpu.device.provider, gpu.device.ordinal) == (&device.provider, device.ordinal)
+                    };
+                    self.gpus.gpus.iter_mut().find(same).map(|gpu| &mut gpu.free_bytes)
+                }
+            };
+            if let Some(free) = free {
+                *free = free.saturating_add(bytes.of_processor());
+            }
+            self.available_bytes = self.available_bytes.saturating_add(bytes.of_host());
         }
     }
 }

@@ -1,9 +1,12 @@
 //! Placement: a pure function from sizes and wishes to a [`Plan`] or a [`Refusal`].
 //!
-//! Today every stage is a CPU worker; a plan already has the shape that GPU stages need. Bands are uniform unless
-//! `pp_layers` says otherwise. The KV pool is sized for every sequence at full length and shrinks, when memory is
-//! short, down to one full sequence; what does not fit then is a refusal with the arithmetic in it.
+//! CPU workers come first in the pipeline and run the layers that spill; GPUs follow, in the order in which they are named.
+//! Bands are uniform unless `pp_layers` says otherwise. The KV pool is sized for every sequence at full length and shrinks,
+//! when the host's memory or a device's is short, down to one full sequence; what does not fit then is a refusal with the
+//! arithmetic in it.
 
+mod budget;
+mod gpus;
 mod layout;
 mod machine;
 mod refusal;
@@ -12,112 +15,107 @@ mod request;
 mod rings;
 mod summary;
 
+pub use gpus::{DeviceWish, Gpu, GpuSurvey};
+use layout::{Band, Processor};
 pub use machine::{Machine, NumaNode};
 pub use refusal::{Refusal, Shortage};
 pub use render::{bytes, table};
 pub use request::PlacementRequest;
-use request::{Bands, Wishes};
+use request::{Budget, Split, Wishes};
 pub(crate) use rings::RING_SLOTS;
-use spillway_protocol::plan::{Execution, Limits, PLAN_VERSION, Plan, Residency, Stage};
-use std::ops::Range;
-pub use summary::{LayerSizes, ModelSummary};
+use spillway_protocol::plan::{Execution, PLAN_VERSION, Plan, Residency, Stage};
+pub use summary::{GpuSizes, LayerSizes, ModelSummary};
 
 /// Decides which process runs which layers. Pure: the same arguments give the same plan.
 pub fn plan(model: &ModelSummary, machine: &Machine, request: &PlacementRequest) -> Result<Plan, Refusal> {
-    let wishes = request.read(model.model.context_length, model.is_quantised())?;
-    let bands = layout::bands(model.layers.len(), &wishes.bands)?;
-    let limits = fit_limits(model, machine, &wishes, &bands)?;
+    let wishes = request.read(model.model.context_length, model.is_quantised(), &machine.gpus)?;
+    let layers = model.layers.len();
+    match wishes.budget {
+        Budget::Layers(count) => place(model, machine, &wishes, count.min(layers)),
+        Budget::All => place(model, machine, &wishes, layers)
+            .map_err(|refusal| with_fitting_budget(refusal, model, machine, &wishes)),
+        Budget::Auto => {
+            let most = most_that_fits(model, machine, &wishes).unwrap_or(layers);
+            place(model, machine, &wishes, most)
+        }
+    }
+}
+
+/// A plan with the last `gpu_layers` layers on GPUs.
+fn place(
+    model: &ModelSummary,
+    machine: &Machine,
+    wishes: &Wishes,
+    gpu_layers: usize,
+) -> Result<Plan, Refusal> {
+    let bands = layout::bands(model.layers.len(), wishes, gpu_layers)?;
+    let limits = budget::fit(model, machine, wishes, &bands)?;
     let stages = bands
         .iter()
-        .enumerate()
-        .map(|(index, band)| Stage {
-            layers: band.clone(),
-            embed: band.start == 0,
-            head: band.end == model.layers.len(),
-            execution: execution(machine, wishes.threads, index, bands.len()),
-            residency: Residency::Host,
+        .map(|band| Stage {
+            layers: band.layers.clone(),
+            embed: band.layers.start == 0,
+            head: band.layers.end == model.layers.len(),
+            execution: execution(machine, wishes.threads, &bands, band.processor),
+            residency: match band.processor {
+                Processor::Cpu(_) => Residency::Host,
+                Processor::Gpu(_) => Residency::Device,
+            },
             bytes: layout::stage_bytes(model, &limits, band),
-            why: why(&wishes.bands, model.layers.len(), bands.len(), band.len()),
+            why: why(wishes, &bands, band, model.layers.len()),
         })
         .collect();
     Ok(Plan { version: PLAN_VERSION, model: model.model.clone(), limits, stages })
 }
 
-/// Steps that may be in the pipeline at once: one per stage when every stage has CPUs of its own, otherwise one, since
-/// stages that share CPUs only slow each other down.
-pub fn steps_in_flight(plan: &Plan) -> usize {
-    let mut nodes: Vec<u32> = plan
-        .stages
-        .iter()
-        .filter_map(|stage| match stage.execution {
-            Execution::Cpu { node, .. } => node,
-        })
-        .collect();
-    nodes.sort_unstable();
-    nodes.dedup();
-    if nodes.len() == plan.stages.len() { nodes.len() } else { 1 }
+/// The largest number of layers on GPUs that fits, if any.
+fn most_that_fits(model: &ModelSummary, machine: &Machine, wishes: &Wishes) -> Option<usize> {
+    (1..=model.layers.len()).rev().find(|&layers| place(model, machine, wishes, layers).is_ok())
 }
 
-/// The largest KV pool that fits, from every sequence at full length down to one.
-fn fit_limits(
+/// Tells which budget would fit where everything does not.
+fn with_fitting_budget(
+    refusal: Refusal,
     model: &ModelSummary,
     machine: &Machine,
     wishes: &Wishes,
-    bands: &[Range<usize>],
-) -> Result<Limits, Refusal> {
-    let one = layout::blocks_per_sequence(wishes.max_seq);
-    let with_blocks = |kv_blocks| Limits {
-        max_seq: wishes.max_seq,
-        max_sequences: wishes.parallel,
-        kv_blocks,
-        kv_type: wishes.kv_type,
-        max_step_tokens: wishes.step,
-        max_logit_rows: layout::logit_rows(model.model.vocab, wishes.step, wishes.parallel),
-    };
-    let needed = |limits: &Limits| {
-        bands.iter().map(|band| layout::stage_bytes(model, limits, band).private()).sum::<u64>()
-    };
-    let least = with_blocks(one);
-    let floor = needed(&least);
-    if floor > machine.available_bytes {
-        return Err(shortage(model, &least, bands, machine.available_bytes));
+) -> Refusal {
+    match refusal {
+        Refusal::Memory(shortage) if matches!(wishes.split, Split::Uniform { .. }) => {
+            let fitting_budget = most_that_fits(model, machine, wishes);
+            Refusal::Memory(Box::new(Shortage { fitting_budget, ..*shortage }))
+        }
+        refusal => refusal,
     }
-    let per_block = needed(&with_blocks(one + 1)) - floor;
-    let spare = (machine.available_bytes - floor).checked_div(per_block).unwrap_or(u64::MAX);
-    let more = usize::try_from(spare).unwrap_or(usize::MAX).min(one * (wishes.parallel - 1));
-    Ok(with_blocks(one + more))
 }
 
-fn shortage(model: &ModelSummary, limits: &Limits, bands: &[Range<usize>], available: u64) -> Refusal {
-    let mut shortage = Shortage {
-        needed: 0,
-        available,
-        weights: 0,
-        kv: 0,
-        kv_tokens: limits.max_seq,
-        state: 0,
-        scratch: 0,
-        rings: 0,
-        max_seq: limits.max_seq,
-        parallel: limits.max_sequences,
-        step: limits.max_step_tokens,
-    };
-    for band in bands {
-        let bytes = layout::stage_bytes(model, limits, band);
-        shortage.needed += bytes.private();
-        shortage.weights += bytes.weights;
-        shortage.kv += bytes.kv;
-        shortage.state += bytes.state;
-        shortage.scratch += bytes.scratch;
-        shortage.rings += bytes.rings;
-    }
-    Refusal::Memory(Box::new(shortage))
+/// Steps that may be in the pipeline at once: one per stage when every stage has a processor of its own, otherwise one,
+/// since stages that share one only slow each other down.
+pub fn steps_in_flight(plan: &Plan) -> usize {
+    let mut processors: Vec<String> = plan
+        .stages
+        .iter()
+        .map(|stage| match &stage.execution {
+            Execution::Cpu { node, .. } => format!("node {node:?}"),
+            Execution::Gpu { device } => format!("{} {}", device.provider, device.ordinal),
+        })
+        .collect();
+    processors.sort_unstable();
+    processors.dedup();
+    if processors.len() == plan.stages.len() { processors.len() } else { 1 }
 }
 
-/// With several nodes and several workers, workers go round the nodes and keep to theirs; otherwise every worker uses
+/// With several nodes and several CPU workers, workers go round the nodes and keep to theirs; otherwise every worker uses
 /// every CPU, one at a time.
-fn execution(machine: &Machine, threads: Option<usize>, index: usize, stages: usize) -> Execution {
-    let node = if stages > 1 && machine.nodes.len() > 1 {
+fn execution(machine: &Machine, threads: Option<usize>, bands: &[Band], processor: Processor) -> Execution {
+    let index = match processor {
+        Processor::Cpu(index) => index,
+        Processor::Gpu(index) => {
+            return Execution::Gpu { device: machine.gpus.gpus[index].device.clone() };
+        }
+    };
+    let workers = bands.iter().filter(|band| matches!(band.processor, Processor::Cpu(_))).count();
+    let node = if workers > 1 && machine.nodes.len() > 1 {
         machine.nodes.get(index % machine.nodes.len())
     } else {
         None
@@ -126,15 +124,31 @@ fn execution(machine: &Machine, threads: Option<usize>, index: usize, stages: us
     Execution::Cpu { threads: threads.unwrap_or(cpus).max(1), node: node.map(|node| node.id) }
 }
 
-fn why(wish: &Bands, layers: usize, stages: usize, band: usize) -> String {
-    match wish {
-        Bands::Uniform(1) => "no GPU in this placement: one CPU worker runs everything".into(),
-        Bands::Uniform(_) => {
+fn why(wishes: &Wishes, bands: &[Band], band: &Band, layers: usize) -> String {
+    let here = band.layers.len();
+    let on_gpus = bands.iter().filter(|band| matches!(band.processor, Processor::Gpu(_)));
+    let gpu_layers: usize = on_gpus.clone().map(|band| band.layers.len()).sum();
+    let gpus = on_gpus.count();
+    let place = match (gpus, band.processor) {
+        (0, _) => "no GPU in this placement".to_owned(),
+        (_, Processor::Cpu(_)) => {
+            format!("the first {} of {layers} layers spill to the CPU", layers - gpu_layers)
+        }
+        (_, Processor::Gpu(_)) if gpu_layers == layers => format!("all {layers} layers on {gpus} GPUs"),
+        (_, Processor::Gpu(_)) => format!("the last {gpu_layers} of {layers} layers on {gpus} GPUs"),
+    };
+    match &wishes.split {
+        Split::Explicit { .. } => format!("{place}: pp_layers asks for {here} layers here"),
+        Split::Uniform { .. } if bands.len() == 1 && gpus == 0 => {
+            format!("{place}: one CPU worker runs everything")
+        }
+        Split::Uniform { .. } if gpus == 0 => {
             format!(
-                "no GPU in this placement: {layers} layers over {stages} CPU workers, {band} here (remainder first)"
+                "{place}: {layers} layers over {} CPU workers, {here} here (remainder first)",
+                bands.len()
             )
         }
-        Bands::Explicit(_) => format!("no GPU in this placement: pp_layers asks for {band} layers here"),
+        Split::Uniform { .. } => format!("{place}, {here} here (remainder first)"),
     }
 }
 

@@ -5,15 +5,62 @@ use thiserror::Error;
 /// A placement that cannot be had. Nothing has been touched when it is returned.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refusal {
-    /// GPUs were asked for.
+    /// GPUs were asked for and there is none that can be used.
     #[error(
-        "devices `{asked}` need a GPU worker, and this build has only CPU workers (it was looked for as a band \
-         executor of this executable); use `--devices none` and `--cpu-workers N`"
+        "no GPU can be used: {looked_for}; `spillway devices` shows the same; use `--devices none` for the CPU alone"
     )]
-    NoGpuWorkers {
-        /// The device list as written.
+    NoGpu {
+        /// What was looked for.
+        looked_for: String,
+    },
+    /// A device list that cannot be read.
+    #[error(
+        "devices is `{asked}`, but must be device numbers separated by commas, `all`, `none`, or a provider (`amd`, \
+         `cuda`, `emulated:devices=2`); `spillway devices` lists the numbers"
+    )]
+    DevicesUnreadable {
+        /// As written.
         asked: String,
     },
+    /// A device that does not exist.
+    #[error("there is no device {index}; {count} were found, numbered from 0: see `spillway devices`")]
+    UnknownDevice {
+        /// The number.
+        index: usize,
+        /// Devices found.
+        count: usize,
+    },
+    /// A device that cannot be used.
+    #[error("device {index} cannot be used: {reason}")]
+    DeviceRefused {
+        /// The number.
+        index: usize,
+        /// Why.
+        reason: String,
+    },
+    /// A device was named twice.
+    #[error("device {index} is named twice; each GPU runs one band, unless --allow-shared-device is given")]
+    DeviceTwice {
+        /// The number.
+        index: usize,
+    },
+    /// More GPU stages than GPUs.
+    #[error("pp is {pp}, but {devices} devices are named; every GPU stage needs a device of its own")]
+    PpBeyondDevices {
+        /// Stages asked for.
+        pp: usize,
+        /// Devices named.
+        devices: usize,
+    },
+    /// Both a budget and explicit bands.
+    #[error("gpu_layer_budget and pp_layers both say how many layers GPUs run; give one of them")]
+    BudgetWithPpLayers,
+    /// Host-mapped execution, which GPU workers cannot do.
+    #[error(
+        "offload_exec `pcie` is not supported by this build: spilled layers are computed by CPU workers; leave it out, \
+         or set it to `cpu`"
+    )]
+    PcieUnsupported,
     /// A layer budget for GPUs without GPUs.
     #[error(
         "gpu_layer_budget `{asked}` puts layers on GPUs, but no GPU is part of this placement (devices: none); leave \
@@ -126,12 +173,16 @@ pub enum Refusal {
 /// The arithmetic of a placement that does not fit.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "the placement needs {} of memory (weights {}, KV cache {} for {} tokens, states {}, scratch {}, rings {}), but \
-     {} are available: {} too little; use a smaller file, or lower max_seq ({}), parallel ({}) or the step size ({})",
-    bytes(.needed), bytes(.weights), bytes(.kv), kv_tokens, bytes(.state), bytes(.scratch), bytes(.rings),
-    bytes(.available), bytes(&needed.saturating_sub(*.available)), max_seq, parallel, step
+    "the placement needs {} of memory{place} (weights {}, KV cache {} for {} tokens, states {}, scratch {}, buffers {}), but \
+     {} are available: {} too little; use a smaller file, or lower max_seq ({}), parallel ({}) or the step size ({}){}",
+    bytes(.needed), bytes(.weights), bytes(.kv), kv_tokens, bytes(.state), bytes(.scratch), bytes(.buffers),
+    bytes(.available), bytes(&needed.saturating_sub(*.available)), max_seq, parallel, step, advice(*.fitting_budget)
 )]
 pub struct Shortage {
+    /// Which memory: ` of device 0 (its name)`; empty for the host's.
+    pub place: String,
+    /// A number of layers on GPUs that would fit.
+    pub fitting_budget: Option<usize>,
     /// Sum of everything below.
     pub needed: u64,
     /// Available memory.
@@ -146,14 +197,20 @@ pub struct Shortage {
     pub state: u64,
     /// Activations.
     pub scratch: u64,
-    /// Rings between the stages.
-    pub rings: u64,
+    /// Rings between the stages, and page-locked memory for copies to and from devices.
+    pub buffers: u64,
     /// Longest sequence.
     pub max_seq: usize,
     /// State slots.
     pub parallel: usize,
     /// Tokens of the largest step.
     pub step: usize,
+}
+
+fn advice(fitting_budget: Option<usize>) -> String {
+    fitting_budget.map_or_else(String::new, |layers| {
+        format!("; gpu_layer_budget {layers} would fit, the other layers run on the CPU")
+    })
 }
 
 fn bytes(count: &u64) -> String {
@@ -164,7 +221,14 @@ impl Refusal {
     /// Stable code, for example `pp_layers_sum`.
     pub fn code(&self) -> &'static str {
         match self {
-            Refusal::NoGpuWorkers { .. } => "no_gpu_workers",
+            Refusal::NoGpu { .. } => "no_gpu",
+            Refusal::DevicesUnreadable { .. } => "devices_unreadable",
+            Refusal::UnknownDevice { .. } => "unknown_device",
+            Refusal::DeviceRefused { .. } => "device_refused",
+            Refusal::DeviceTwice { .. } => "device_twice",
+            Refusal::PpBeyondDevices { .. } => "pp_beyond_devices",
+            Refusal::BudgetWithPpLayers => "gpu_layer_budget_with_pp_layers",
+            Refusal::PcieUnsupported => "offload_exec_unsupported",
             Refusal::BudgetWithoutGpu { .. } => "gpu_layer_budget_without_gpu",
             Refusal::BudgetUnreadable { .. } => "gpu_layer_budget_unreadable",
             Refusal::PcieWithoutGpu => "offload_exec_without_gpu",

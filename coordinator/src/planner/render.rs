@@ -14,7 +14,7 @@ pub fn bytes(count: u64) -> String {
 }
 
 const HEADINGS: [&str; 10] =
-    ["stage", "process", "layers", "threads", "weights", "embedding", "KV", "states", "scratch", "rings"];
+    ["stage", "process", "layers", "threads", "weights", "embedding", "KV", "states", "scratch", "buffers"];
 
 /// The plan as a table for people, ending with a line break.
 pub fn table(plan: &Plan) -> String {
@@ -58,11 +58,15 @@ fn header(plan: &Plan) -> String {
 }
 
 fn row(index: usize, stage: &Stage) -> [String; HEADINGS.len()] {
-    let Execution::Cpu { threads, node } = stage.execution;
-    let StageBytes { weights, embedding, kv, state, scratch, rings } = stage.bytes;
-    let process = match node {
-        Some(node) => format!("worker-cpu on node {node}"),
-        None => "worker-cpu".to_string(),
+    let StageBytes { weights, embedding, kv, state, scratch, .. } = stage.bytes;
+    let (process, threads) = match &stage.execution {
+        Execution::Cpu { threads, node: Some(node) } => {
+            (format!("worker-cpu on node {node}"), threads.to_string())
+        }
+        Execution::Cpu { threads, node: None } => ("worker-cpu".to_owned(), threads.to_string()),
+        Execution::Gpu { device } => {
+            (format!("worker-gpu on device {} ({})", device.index, device.name), "-".to_owned())
+        }
     };
     let [first, last] = [stage.layers.start, stage.layers.end.saturating_sub(1)];
     let ends = match (stage.embed, stage.head) {
@@ -71,8 +75,8 @@ fn row(index: usize, stage: &Stage) -> [String; HEADINGS.len()] {
         (false, true) => " + head",
         (false, false) => "",
     };
-    let sizes = [weights, embedding, kv, state, scratch, rings].map(bytes);
-    let [weights, embedding, kv, state, scratch, rings] = sizes;
+    let sizes = [weights, embedding, kv, state, scratch, stage.bytes.of_host()].map(bytes);
+    let [weights, embedding, kv, state, scratch, buffers] = sizes;
     let layers = format!("{first}-{last}{ends}");
-    [index.to_string(), process, layers, threads.to_string(), weights, embedding, kv, state, scratch, rings]
+    [index.to_string(), process, layers, threads, weights, embedding, kv, state, scratch, buffers]
 }

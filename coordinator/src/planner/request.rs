@@ -2,20 +2,24 @@
 //! so that the command line, JSON lines and configuration files share one set of refusals.
 
 use super::Refusal;
+use super::gpus::{DeviceWish, GpuSurvey};
 use spillway_protocol::plan::KvType;
 
 /// Placement options. Every field left out takes the planner's default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PlacementRequest {
-    /// GPU list, or `none`.
+    /// GPUs: numbers in pipeline order, `all`, a provider such as `emulated:devices=2`, or `none`. Default `none`.
     pub devices: Option<String>,
-    /// CPU workers, one band each. Default: `pp`, else the entries of `pp_layers`, else 1.
+    /// Lets several workers own one GPU.
+    pub allow_shared_device: bool,
+    /// CPU workers, one band each. Default without GPUs: `pp`, else the entries of `pp_layers`, else 1; with GPUs one for
+    /// the layers that spill.
     pub cpu_workers: Option<usize>,
-    /// Pipeline stages. Without GPUs every stage is one CPU worker.
+    /// Pipeline stages: on GPUs if there are any, else CPU workers.
     pub pp: Option<usize>,
     /// Layers of each stage, comma separated.
     pub pp_layers: Option<String>,
-    /// Layers on GPUs: a number or `auto`.
+    /// Layers on GPUs, the last of the model: a number, or `auto` for as many as fit. Default: all.
     pub gpu_layer_budget: Option<String>,
     /// Who executes spilled layers: `pcie` or `cpu`.
     pub offload_exec: Option<String>,
@@ -44,7 +48,10 @@ const MAX_STAGES: usize = 256;
 /// A request that has been read: every number is in range, names are resolved, stages are not yet laid out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wishes {
-    pub bands: Bands,
+    /// GPUs in pipeline order, by their place in the survey.
+    pub gpus: Vec<usize>,
+    pub budget: Budget,
+    pub split: Split,
     pub max_seq: usize,
     pub parallel: usize,
     pub step: usize,
@@ -52,21 +59,53 @@ pub(super) struct Wishes {
     pub kv_type: KvType,
 }
 
-/// How layers are divided.
+/// How many layers, counted from the last, are for GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Budget {
+    /// All; without GPUs there is no other.
+    All,
+    /// This many.
+    Layers(usize),
+    /// As many as fit.
+    Auto,
+}
+
+/// How layers are divided. CPU stages come first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Bands {
-    Uniform(usize),
-    Explicit(Vec<usize>),
+pub(super) enum Split {
+    Uniform { cpu_stages: usize, gpu_stages: usize },
+    Explicit { counts: Vec<usize>, cpu_stages: usize },
 }
 
 impl PlacementRequest {
-    pub(super) fn read(&self, context: usize, quantised: bool) -> Result<Wishes, Refusal> {
-        self.refuse_gpu_options()?;
+    /// How the request names GPUs.
+    ///
+    /// # Errors
+    /// In no way that is known.
+    pub fn device_wish(&self) -> Result<DeviceWish, Refusal> {
+        DeviceWish::read(self.devices.as_deref())
+    }
+
+    pub(super) fn read(
+        &self,
+        context: usize,
+        quantised: bool,
+        survey: &GpuSurvey,
+    ) -> Result<Wishes, Refusal> {
+        let mut gpus = self.device_wish()?.select(survey, self.allow_shared_device)?;
+        let budget = self.read_budget(!gpus.is_empty())?;
+        if budget == Budget::Layers(0) {
+            gpus.clear();
+        }
+        self.check_offload(!gpus.is_empty())?;
         let parallel = in_range("parallel", self.parallel, DEFAULT_PARALLEL, MAX_PARALLEL)?;
         let max_seq = self.read_max_seq(context)?;
         let step = in_range("chunk", self.chunk, DEFAULT_STEP.min(max_seq), MAX_STEP)?;
+        let split = if gpus.is_empty() { self.read_cpu_split()? } else { self.read_gpu_split(&mut gpus)? };
         Ok(Wishes {
-            bands: self.read_bands()?,
+            budget: if gpus.is_empty() { Budget::Layers(0) } else { budget },
+            gpus,
+            split,
             max_seq,
             parallel,
             // A decode token of every live sequence fits into one step.
@@ -76,19 +115,23 @@ impl PlacementRequest {
         })
     }
 
-    fn refuse_gpu_options(&self) -> Result<(), Refusal> {
-        if let Some(asked) = written(&self.devices).filter(|asked| *asked != "none") {
-            return Err(Refusal::NoGpuWorkers { asked: asked.into() });
+    fn read_budget(&self, gpus: bool) -> Result<Budget, Refusal> {
+        let Some(asked) = written(&self.gpu_layer_budget) else { return Ok(Budget::All) };
+        let budget = match (asked, asked.parse::<usize>()) {
+            ("auto", _) => Budget::Auto,
+            (_, Ok(layers)) => Budget::Layers(layers),
+            (_, Err(_)) => return Err(Refusal::BudgetUnreadable { asked: asked.into() }),
+        };
+        if gpus || budget == Budget::Layers(0) {
+            return Ok(budget);
         }
-        match written(&self.gpu_layer_budget).map(|asked| (asked, asked.parse::<usize>())) {
-            None | Some((_, Ok(0))) => {}
-            Some((asked, Ok(_)) | (asked @ "auto", Err(_))) => {
-                return Err(Refusal::BudgetWithoutGpu { asked: asked.into() });
-            }
-            Some((asked, Err(_))) => return Err(Refusal::BudgetUnreadable { asked: asked.into() }),
-        }
+        Err(Refusal::BudgetWithoutGpu { asked: asked.into() })
+    }
+
+    fn check_offload(&self, gpus: bool) -> Result<(), Refusal> {
         match written(&self.offload_exec) {
             None | Some("cpu") => Ok(()),
+            Some("pcie") if gpus => Err(Refusal::PcieUnsupported),
             Some("pcie") => Err(Refusal::PcieWithoutGpu),
             Some(asked) => Err(Refusal::OffloadUnknown { asked: asked.into() }),
         }
@@ -112,7 +155,7 @@ impl PlacementRequest {
         }
     }
 
-    fn read_bands(&self) -> Result<Bands, Refusal> {
+    fn read_cpu_split(&self) -> Result<Split, Refusal> {
         if let (Some(pp), Some(cpu_workers)) = (self.pp, self.cpu_workers)
             && pp != cpu_workers
         {
@@ -121,12 +164,38 @@ impl PlacementRequest {
         let field = if self.pp.is_some() { "pp" } else { "cpu_workers" };
         let asked = self.pp.or(self.cpu_workers);
         let stages = in_range(field, asked, 1, MAX_STAGES)?;
-        let Some(list) = written(&self.pp_layers) else { return Ok(Bands::Uniform(stages)) };
-        let bands = read_layer_list(list)?;
-        if asked.is_some_and(|stages| stages != bands.len()) {
-            return Err(Refusal::PpLayersCount { entries: bands.len(), stages });
+        let Some(counts) = self.read_layer_list()? else {
+            return Ok(Split::Uniform { cpu_stages: stages, gpu_stages: 0 });
+        };
+        if asked.is_some_and(|stages| stages != counts.len()) {
+            return Err(Refusal::PpLayersCount { entries: counts.len(), stages });
         }
-        Ok(Bands::Explicit(bands))
+        Ok(Split::Explicit { cpu_stages: counts.len(), counts })
+    }
+
+    /// With GPUs, `pp` counts the stages on GPUs; those named beyond it are not used.
+    fn read_gpu_split(&self, gpus: &mut Vec<usize>) -> Result<Split, Refusal> {
+        let gpu_stages = in_range("pp", self.pp, gpus.len(), MAX_STAGES)?;
+        if gpu_stages > gpus.len() {
+            return Err(Refusal::PpBeyondDevices { pp: gpu_stages, devices: gpus.len() });
+        }
+        gpus.truncate(gpu_stages);
+        let Some(counts) = self.read_layer_list()? else {
+            let cpu_stages = in_range("cpu_workers", self.cpu_workers, 1, MAX_STAGES)?;
+            return Ok(Split::Uniform { cpu_stages, gpu_stages });
+        };
+        if self.gpu_layer_budget.is_some() {
+            return Err(Refusal::BudgetWithPpLayers);
+        }
+        let cpu_stages = self.cpu_workers.unwrap_or(counts.len().saturating_sub(gpu_stages));
+        if counts.len() != cpu_stages + gpu_stages {
+            return Err(Refusal::PpLayersCount { entries: counts.len(), stages: cpu_stages + gpu_stages });
+        }
+        Ok(Split::Explicit { counts, cpu_stages })
+    }
+
+    fn read_layer_list(&self) -> Result<Option<Vec<usize>>, Refusal> {
+        written(&self.pp_layers).map(read_layer_list).transpose()
     }
 }
 

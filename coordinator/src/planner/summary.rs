@@ -2,6 +2,7 @@
 
 use spillway_kernels::formats::InputForm;
 use spillway_protocol::plan::PlannedModel;
+use spillway_worker_gpu::band::{LayerNeeds, ModelWidths};
 
 /// Sizes of one layer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -20,6 +21,17 @@ pub struct LayerSizes {
     pub widest_input: usize,
     /// What matrices read their inputs as.
     pub inputs: Vec<InputForm>,
+    /// Sizes on a GPU.
+    pub gpu: GpuSizes,
+}
+
+/// Sizes of one layer on a GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GpuSizes {
+    /// Bytes of the weights as stored on the device.
+    pub weights: u64,
+    /// What its scratch depends on.
+    pub needs: LayerNeeds,
 }
 
 /// Everything placement depends on.
@@ -35,6 +47,10 @@ pub struct ModelSummary {
     pub head_bytes: u64,
     /// What the output projection reads its input as.
     pub head_input: InputForm,
+    /// Bytes of final norm and output projection as stored on a GPU.
+    pub gpu_head_bytes: u64,
+    /// What scratch on a GPU depends on beside the layers.
+    pub gpu_widths: ModelWidths,
 }
 
 impl ModelSummary {

@@ -135,13 +135,9 @@ impl Worker {
     fn check_stats(&self, stats: &LoadStats, plan: &Plan) {
         const TOLERANCE: u64 = 64 << 20;
         let planned = plan.stages[self.stage].bytes.private();
-        if stats.host_bytes > planned + planned / 20 + TOLERANCE {
-            tracing::warn!(
-                stage = self.stage,
-                planned,
-                allocated = stats.host_bytes,
-                "a worker allocated more than its plan"
-            );
+        let allocated = stats.host_bytes + stats.pinned_bytes + stats.device_bytes;
+        if allocated > planned + planned / 20 + TOLERANCE {
+            tracing::warn!(stage = self.stage, planned, allocated, "a worker allocated more than its plan");
         }
     }
 

@@ -14,9 +14,12 @@ use process::{Inherited, WorkerProcess};
 use spillway_protocol::channel::{self, CoordinatorEnd};
 use spillway_protocol::control::{FromWorker, LoadStats, ToWorker};
 use spillway_protocol::frame::{FrameKind, FrameLimits};
-use spillway_protocol::plan::Plan;
+use spillway_protocol::plan::{Execution, Plan};
 use spillway_protocol::ring::{Ring, RingConsumer, RingProducer};
 use spillway_protocol::status::StatusReader;
+use spillway_worker::Worker as _;
+use spillway_worker_cpu::CpuWorker;
+use spillway_worker_gpu::GpuWorker;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -203,11 +206,19 @@ fn spawn(plan: &Plan, exe: &Path, stage: usize, rings: &[Ring]) -> Result<Worker
     Ok(Worker {
         stage,
         layers: plan.stages[stage].layers.clone(),
-        process: WorkerProcess::spawn(exe, inherited)?,
+        process: WorkerProcess::spawn(exe, subcommand(&plan.stages[stage].execution), inherited)?,
         control,
         status: Arc::new(status),
         stats: LoadStats::default(),
     })
+}
+
+/// What runs a stage.
+fn subcommand(execution: &Execution) -> &'static str {
+    match execution {
+        Execution::Cpu { .. } => CpuWorker::NAME,
+        Execution::Gpu { .. } => GpuWorker::NAME,
+    }
 }
 
 fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd, SetupError> {

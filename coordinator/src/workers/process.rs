@@ -4,7 +4,7 @@ use super::error::{Ending, SetupError, WorkerError};
 use command_fds::{CommandFdExt, FdMapping};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use spillway_worker_cpu::args::WorkerArgs;
+use spillway_worker::args::WorkerArgs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -30,13 +30,17 @@ pub(super) struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    /// Starts `exe worker-cpu …`. The calling thread must outlive the worker: the worker asks the system to end it with
+    /// Starts `exe subcommand …`. The calling thread must outlive the worker: the worker asks the system to end it with
     /// the thread that started it.
-    pub(super) fn spawn(exe: &Path, inherited: Inherited) -> Result<WorkerProcess, WorkerError> {
+    pub(super) fn spawn(
+        exe: &Path,
+        subcommand: &str,
+        inherited: Inherited,
+    ) -> Result<WorkerProcess, WorkerError> {
         let args = WorkerArgs::standard(std::process::id());
         let spawn_error = |source| WorkerError::Spawn { exe: exe.into(), source };
         let mut command = Command::new(exe);
-        command.args(args.to_argv()).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(args.to_argv(subcommand)).stdin(Stdio::null()).stdout(Stdio::null());
         let Inherited { control, ring_in, ring_out, status } = inherited;
         let mappings = [
             (control, args.control_fd),

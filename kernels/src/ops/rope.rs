@@ -61,6 +61,21 @@ impl RopeTable {
         }
     }
 
+    /// Which dimensions form a pair.
+    pub fn pairing(&self) -> RopePairing {
+        self.pairing
+    }
+
+    /// Cosines, `[rows, rotary_dim / 2]`.
+    pub fn cosines(&self) -> &[f32] {
+        &self.cos
+    }
+
+    /// Sines, `[rows, rotary_dim / 2]`.
+    pub fn sines(&self) -> &[f32] {
+        &self.sin
+    }
+
     /// Cosines and sines of one row.
     fn row(&self, row: usize) -> (&[f32], &[f32]) {
         let pairs = self.inv_freq.len();

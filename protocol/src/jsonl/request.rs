@@ -74,6 +74,8 @@ pub struct PlacementParams {
     pub threads: Option<u64>,
     /// Devices: a list or `none`.
     pub devices: Option<String>,
+    /// Whether several workers may own one device.
+    pub allow_shared_device: Option<bool>,
     /// Sequences that may run at once.
     pub parallel: Option<u64>,
     /// Element type of the KV cache: `auto`, `f32` or `f16`.
@@ -210,6 +212,7 @@ fn take_placement(fields: &mut Fields) -> Result<PlacementParams, LineError> {
         offload_exec: fields.take("offload_exec")?,
         threads: fields.take("threads")?,
         devices: text(fields.take("devices")?),
+        allow_shared_device: fields.take("allow_shared_device")?,
         parallel: fields.take("parallel")?,
         kv_type: fields.take("kv_type")?,
         chunk: fields.take("chunk")?,

@@ -3,7 +3,6 @@
 use super::BandError;
 use super::buffers::Buffers;
 use super::plan::{AttentionBufs, DeltaNetBufs, Inputs, Op, Part};
-use crate::fuse::{MAX_GROUP, Target};
 use arrayvec::ArrayVec;
 use spillway_kernels::activations::Activations;
 use spillway_kernels::matmul::{Kernels, MatmulJob};
@@ -13,6 +12,7 @@ use spillway_kernels::ops::{Ops, RopeTable};
 use spillway_kernels::pack::PackedMatrix;
 use spillway_kernels::pool::ThreadPool;
 use spillway_model::program::{Buf, RESIDUAL};
+use spillway_worker::fuse::{MAX_GROUP, Target};
 
 /// What the operations of all layers share. Everything is as large as the largest step needs from the start.
 #[derive(Debug)]

@@ -6,18 +6,18 @@
 //! [`Band::residual`] or [`Band::logits`].
 
 mod buffers;
-mod ends;
 mod exec;
+mod head;
 mod plan;
 
 use crate::load::{LoadError, Loader, Need, Progress};
 use arrayvec::ArrayVec;
 use buffers::Buffers;
-use ends::{Embedding, Head};
 use exec::{Engine, Rows};
+use head::Head;
 use plan::{Op, StateSizes};
 use spillway_kernels::activations::{ActivationError, Activations};
-use spillway_kernels::formats::{FormatError, InputForm};
+use spillway_kernels::formats::InputForm;
 use spillway_kernels::isa::{IsaError, KernelSet};
 use spillway_kernels::matmul::{Kernels, MatmulError};
 use spillway_kernels::ops::attention::{AttentionScratch, KvElement, KvSpan};
@@ -28,6 +28,8 @@ use spillway_model::file::ModelFile;
 use spillway_model::program::{self, RESIDUAL, RopeSpec};
 use spillway_protocol::frame::{LogitsFrame, StepFrame};
 use spillway_protocol::plan::{KvType, Limits, StageBytes};
+use spillway_worker::band::logit_groups;
+use spillway_worker::embedding::{Embedding, EmbeddingError};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -91,19 +93,9 @@ pub enum BandError {
     /// The input of a matrix product was refused.
     #[error(transparent)]
     Activation(#[from] ActivationError),
-    /// An embedding row does not decode.
+    /// Token ids have no rows.
     #[error(transparent)]
-    Format(#[from] FormatError),
-    /// A token that the vocabulary does not have.
-    #[error(
-        "token id {id} is not in the vocabulary of {vocab}; the request must be refused before it gets here"
-    )]
-    TokenId {
-        /// The id.
-        id: u32,
-        /// Size of the vocabulary.
-        vocab: usize,
-    },
+    Embedding(#[from] EmbeddingError),
     /// More tokens or sequences than the band was made for.
     #[error(
         "a step of {tokens} tokens in {spans} spans exceeds the band's {max_tokens} tokens in {max_spans}"
@@ -130,8 +122,7 @@ impl BandError {
             BandError::Ops(error) => error.code(),
             BandError::Matmul(error) => error.code(),
             BandError::Activation(error) => error.code(),
-            BandError::Format(error) => error.code(),
-            BandError::TokenId { .. } => "token_id",
+            BandError::Embedding(error) => error.code(),
             BandError::StepSize { .. } => "step_size",
             BandError::NotHere(_) => "band_has_no_such_end",
         }
@@ -204,7 +195,7 @@ impl Band {
             band_layers.push(BandLayer { ops, widths: layer.buffers.clone() });
         }
         let weights = loader.done();
-        let embedding = spec.embed.then(|| Embedding::new(model)).transpose()?;
+        let embedding = spec.embed.then(|| Embedding::new(model)).transpose().map_err(LoadError::from)?;
         let engine = engine(pool, kernels, ops, program, layers, &band_layers, limits.max_step_tokens);
         let mut band = Self {
             d_model: program.d_model,
@@ -230,7 +221,7 @@ impl Band {
         let scratch = self.engine.buffers.bytes() + self.engine.inputs.bytes() + hidden + head;
         let embedding = self.embedding.as_ref().map_or(0, Embedding::file_bytes);
         let [embedding, kv, state, scratch] = [embedding, kv, state, scratch].map(|bytes| bytes as u64);
-        StageBytes { weights, embedding, kv, state, scratch, rings: 0 }
+        StageBytes { weights, embedding, kv, state, scratch, ..StageBytes::default() }
     }
 
     /// What the band was made for.
@@ -257,7 +248,7 @@ impl Band {
     pub fn embed(&mut self, ids: &[u32]) -> Result<(), BandError> {
         self.check_size(ids.len(), 0)?;
         let embedding = self.embedding.as_ref().ok_or(BandError::NotHere("embedding"))?;
-        embedding.rows(ids, self.engine.buffers.get_mut(RESIDUAL, ids.len() * self.d_model))
+        Ok(embedding.rows(ids, self.engine.buffers.get_mut(RESIDUAL, ids.len() * self.d_model))?)
     }
 
     /// The input of the next [`Band::run`], `[tokens, d_model]`, to be filled.
@@ -322,13 +313,7 @@ impl Band {
         let head = self.head.as_mut().ok_or(BandError::NotHere("head"))?;
         let Engine { pool, kernels, ops, buffers, .. } = &self.engine;
         let residual = buffers.get(RESIDUAL, frame.tokens() * self.d_model);
-        let total = frame.logit_rows();
-        let mut about =
-            LogitsFrame { epoch: frame.epoch(), step: frame.step(), first_row: 0, rows: 0, last: false };
-        while !about.last {
-            about.first_row += about.rows;
-            about.rows = head.group().min(total - about.first_row);
-            about.last = about.first_row + about.rows == total;
+        for about in logit_groups(frame, head.group()) {
             let rows = frame.logit_token_rows().skip(about.first_row).take(about.rows);
             sink(&about, head.run(pool, kernels, ops, residual, rows)?)?;
         }

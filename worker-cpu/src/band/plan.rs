@@ -1,12 +1,12 @@
 //! From the program's steps to operations with their weights: what is done once, at load.
 
-use crate::fuse::{Fused, Projection, Target, fuse};
 use crate::load::{LoadError, Loader, Need};
 use spillway_kernels::formats::InputForm;
 use spillway_kernels::ops::attention::{AttentionDims, KvCache, KvDims, KvElement};
 use spillway_kernels::ops::deltanet::{DeltaNet, DeltaNetDims, RecurrentState};
 use spillway_kernels::pack::PackedMatrix;
 use spillway_model::program::{AttentionSpec, Buf, DeltaNetSpec, Layer, Step, WeightRef};
+use spillway_worker::fuse::{self, Fused, Projection, Target, fuse};
 
 /// One operation of a layer, ready to run.
 #[derive(Debug)]
@@ -139,7 +139,7 @@ fn single(step: &Step, loader: &mut Loader<'_>, sizes: &StateSizes) -> Result<Op
         }
         Step::Linear { .. } | Step::GatedMlp { .. } => {
             // `fuse` turns these into groups; as a group of one the same code loads them.
-            return op(crate::fuse::start(step), loader, sizes);
+            return op(fuse::start(step), loader, sizes);
         }
     })
 }

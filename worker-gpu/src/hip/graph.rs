@@ -26,10 +26,10 @@ impl Drop for Captured<'_> {
 }
 
 impl Graph {
-    pub(super) fn capture(
+    pub(super) fn capture<E: From<HipError>>(
         stream: &Stream,
-        queue: impl FnOnce() -> Result<(), HipError>,
-    ) -> Result<Self, HipError> {
+        queue: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Self, E> {
         let device = stream.device();
         let api = device.api()?;
         let begin = HipApi::optional(api.stream_begin_capture, "hipStreamBeginCapture")?;
@@ -49,7 +49,7 @@ impl Graph {
         queued?;
         device.check(ended, "hipStreamEndCapture", || "ending a capture".to_owned())?;
         let Some(captured) = captured else {
-            return Err(HipError::FunctionMissing { symbol: "hipStreamEndCapture" });
+            return Err(HipError::FunctionMissing { symbol: "hipStreamEndCapture" }.into());
         };
 
         let mut exec = std::ptr::null_mut();

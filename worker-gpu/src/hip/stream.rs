@@ -192,7 +192,7 @@ impl Stream {
     ///
     /// # Errors
     /// The driver has no graphs, `queue` failed, or it queued what cannot be captured.
-    pub fn capture(&self, queue: impl FnOnce() -> Result<(), HipError>) -> Result<Graph, HipError> {
+    pub fn capture<E: From<HipError>>(&self, queue: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         Graph::capture(self, queue)
     }
 

@@ -1,9 +1,9 @@
 //! The data path: step frames in, band, results out, until asked to stop.
 
 use super::ProcessError;
-use super::open::Served;
+use super::open::{Ends, Served};
 use super::stop::Stop;
-use crate::band::{Band, Observer};
+use crate::band::Band;
 use spillway_protocol::frame::{
     FrameError, FrameKind, FrameLimits, StepFrame, read_residual, read_step, read_tokens, write_logits,
     write_residual,
@@ -17,8 +17,9 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// Serves one band.
 #[derive(Debug)]
-pub(super) struct Server<'a> {
-    band: Band,
+pub(super) struct Server<'a, B> {
+    band: B,
+    ends: Ends,
     limits: FrameLimits,
     epoch: u64,
     ring_in: RingConsumer,
@@ -36,28 +37,19 @@ struct Out<'a> {
     stop: &'a Stop,
 }
 
-/// Counts the layers of a step on the status page.
-struct Progress<'a>(&'a StatusWriter);
-
-impl Observer for Progress<'_> {
-    fn layer_done(&mut self, _layer: usize, _residual: &[f32]) {
-        self.0.layer_done();
-    }
-}
-
-impl<'a> Server<'a> {
+impl<'a, B: Band> Server<'a, B> {
     pub(super) fn new(
-        served: Served,
+        served: Served<B>,
         epoch: u64,
         ring_in: RingConsumer,
         ring_out: RingProducer,
         status: &'a StatusWriter,
         stop: &'a Stop,
     ) -> Self {
-        let Served { band, limits } = served;
+        let Served { band, ends, limits } = served;
         let frame = StepFrame::with_limits(&limits);
         let ids = Vec::with_capacity(limits.max_tokens);
-        Self { band, limits, epoch, ring_in, out: Out { ring: ring_out, status, stop }, frame, ids }
+        Self { band, ends, limits, epoch, ring_in, out: Out { ring: ring_out, status, stop }, frame, ids }
     }
 
     /// Until asked to stop, or an error.
@@ -67,7 +59,7 @@ impl<'a> Server<'a> {
             self.out.status.set_step(self.frame.step());
             self.out.status.set_state(WorkerState::Stepping);
             let start = Instant::now();
-            self.band.run(&self.frame, &mut Progress(self.out.status))?;
+            self.band.run(&self.frame, &mut || self.out.status.layer_done())?;
             self.out.status.add(&Counters { busy_ns: nanoseconds(start), ..Counters::default() });
             self.answer()?;
             self.out.status.add(&Counters { steps: 1, tokens, ..Counters::default() });
@@ -77,7 +69,8 @@ impl<'a> Server<'a> {
 
     /// Waits for a frame of this epoch and takes it in. False when asked to stop.
     fn receive(&mut self) -> Result<bool, ProcessError> {
-        let Self { band, limits, epoch, ring_in, out, frame, ids } = self;
+        let Self { band, ends, limits, epoch, ring_in, out, frame, ids } = self;
+        let kind = if ends.embed { FrameKind::Tokens } else { FrameKind::Residual };
         out.status.set_state(WorkerState::Idle);
         loop {
             let start = Instant::now();
@@ -95,7 +88,7 @@ impl<'a> Server<'a> {
                 }
                 Wait::Ready(slot) => {
                     let start = Instant::now();
-                    let taken = take_in(&slot, band, limits, *epoch, frame, ids)?;
+                    let taken = take_in(&slot, kind, band, limits, *epoch, frame, ids)?;
                     drop(slot);
                     out.status.add(&Counters { copy_ns: nanoseconds(start), ..Counters::default() });
                     if taken {
@@ -108,14 +101,15 @@ impl<'a> Server<'a> {
 
     /// Sends the step's result on.
     fn answer(&mut self) -> Result<(), ProcessError> {
-        let Self { band, limits, out, frame, .. } = self;
+        let Self { band, ends, limits, out, frame, .. } = self;
         let frame = &*frame;
-        if !band.spec().head {
-            let residual = band.residual(frame.tokens());
+        let mut start = Instant::now();
+        if !ends.head {
+            let residual = band.residual(frame.tokens())?;
+            out.status.add(&Counters { busy_ns: nanoseconds(start), ..Counters::default() });
             return out.send(|slot| write_residual(slot, frame, limits.d_model, residual));
         }
-        let mut start = Instant::now();
-        band.logits(frame, |about, logits| {
+        band.logits(frame, &mut |about, logits| {
             out.status.add(&Counters { busy_ns: nanoseconds(start), ..Counters::default() });
             out.send(|slot| write_logits(slot, about, limits.vocab, logits))?;
             start = Instant::now();
@@ -127,13 +121,13 @@ impl<'a> Server<'a> {
 /// Reads the frame in `slot` into the band. False when it belongs to another epoch: then it is dropped.
 fn take_in(
     slot: &SlotReader<'_>,
-    band: &mut Band,
+    kind: FrameKind,
+    band: &mut impl Band,
     limits: &FrameLimits,
     epoch: u64,
     frame: &mut StepFrame,
     ids: &mut Vec<u32>,
 ) -> Result<bool, ProcessError> {
-    let kind = if band.spec().embed { FrameKind::Tokens } else { FrameKind::Residual };
     read_step(slot, kind, limits, frame)?;
     if frame.epoch() != epoch {
         return Ok(false);

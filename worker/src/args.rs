@@ -7,9 +7,6 @@
 use std::ffi::OsString;
 use std::os::fd::RawFd;
 
-/// Name of the hidden subcommand; the first element of [`WorkerArgs::to_argv`].
-pub const SUBCOMMAND: &str = "worker-cpu";
-
 /// Inherited descriptors by number, and the process that must be the parent.
 ///
 /// Every descriptor has to be open in the child, without close-on-exec, under exactly the number given here.
@@ -31,10 +28,10 @@ pub struct WorkerArgs {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ArgsError {
     /// An option that the worker does not have.
-    #[error("worker-cpu: unknown argument `{0}`; this subcommand is started by the coordinator, not by hand")]
+    #[error("worker: unknown argument `{0}`; this subcommand is started by the coordinator, not by hand")]
     Unknown(String),
     /// An option without a usable number.
-    #[error("worker-cpu: `{option}` needs a number from 0 to 2147483647, found `{found}`")]
+    #[error("worker: `{option}` needs a number from 0 to 2147483647, found `{found}`")]
     Value {
         /// The option.
         option: &'static str,
@@ -42,7 +39,7 @@ pub enum ArgsError {
         found: String,
     },
     /// An option that must be given.
-    #[error("worker-cpu: `{0}` is missing; this subcommand is started by the coordinator, not by hand")]
+    #[error("worker: `{0}` is missing; this subcommand is started by the coordinator, not by hand")]
     Missing(&'static str),
 }
 
@@ -66,9 +63,9 @@ impl WorkerArgs {
         Self { control_fd: 3, ring_in_fd: 4, ring_out_fd: 5, status_fd: 6, parent_pid }
     }
 
-    /// The arguments after the program's name, subcommand included.
-    pub fn to_argv(&self) -> Vec<OsString> {
-        let mut argv = vec![OsString::from(SUBCOMMAND)];
+    /// The arguments after the program's name, beginning with the worker's subcommand.
+    pub fn to_argv(&self, subcommand: &str) -> Vec<OsString> {
+        let mut argv = vec![OsString::from(subcommand)];
         for (option, value) in OPTIONS.iter().zip(self.values()) {
             argv.push(OsString::from(option));
             argv.push(OsString::from(value.to_string()));
@@ -76,11 +73,13 @@ impl WorkerArgs {
         argv
     }
 
-    /// Reads the arguments that follow the subcommand; a leading [`SUBCOMMAND`] is skipped.
+    /// Reads the arguments that follow the subcommand.
+    ///
+    /// # Errors
+    /// An argument is unknown, missing or no number.
     pub fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Self, ArgsError> {
         let mut values: [Option<RawFd>; OPTIONS.len()] = [None; OPTIONS.len()];
-        let mut argv = argv.into_iter().peekable();
-        argv.next_if(|first| first == SUBCOMMAND);
+        let mut argv = argv.into_iter();
         while let Some(argument) = argv.next() {
             let Some(index) = OPTIONS.iter().position(|option| argument == *option) else {
                 return Err(ArgsError::Unknown(argument.to_string_lossy().into_owned()));
@@ -117,8 +116,9 @@ mod tests {
     fn what_the_coordinator_writes_the_worker_reads() {
         let args =
             WorkerArgs { control_fd: 9, ring_in_fd: 3, ring_out_fd: 17, status_fd: 0, parent_pid: 4_194_304 };
-        assert_eq!(WorkerArgs::parse(args.to_argv()), Ok(args));
-        assert_eq!(WorkerArgs::parse(args.to_argv().into_iter().skip(1)), Ok(args));
+        let argv = args.to_argv("worker-x");
+        assert_eq!(argv[0], "worker-x");
+        assert_eq!(WorkerArgs::parse(argv.into_iter().skip(1)), Ok(args));
     }
 
     #[test]
@@ -128,6 +128,6 @@ mod tests {
             let expected = ArgsError::Value { option: "--status-fd", found: bad.into() };
             assert_eq!(parse(&["--status-fd", bad]), Err(expected));
         }
-        assert_eq!(parse(&[SUBCOMMAND, "--control-fd", "3"]), Err(ArgsError::Missing("--ring-in-fd")));
+        assert_eq!(parse(&["--control-fd", "3"]), Err(ArgsError::Missing("--ring-in-fd")));
     }
 }

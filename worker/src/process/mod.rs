@@ -1,7 +1,7 @@
 //! The worker process: from inherited descriptors to a served band, and out again on every path.
 //!
-//! Two threads matter. The main thread is the data path: ring in, band, ring out; the pool's threads help it compute. The
-//! control thread only reads the control socket: `Shutdown` or end-of-file asks the main thread to finish the step in
+//! Two threads matter. The main thread is the data path: ring in, band, ring out; everything the processor needs
+//! happens there. The control thread only reads the control socket: `Shutdown` or end-of-file asks the main thread to finish the step in
 //! hand, and ends the process itself if that takes too long. Whatever goes wrong is reported as `Failed` with a stable
 //! code; a panic is reported as `internal`.
 
@@ -11,9 +11,8 @@ mod serve;
 mod stop;
 
 use crate::args::{ArgsError, WorkerArgs};
-use crate::band::{BandError, BandLoadError};
+use crate::band::Worker;
 use inherit::Inherited;
-use spillway_kernels::pool::PoolError;
 use spillway_model::error::ModelError;
 use spillway_protocol::channel::{ChannelError, Received, Sender};
 use spillway_protocol::control::{FromWorker, PROTOCOL_VERSION, ToWorker};
@@ -40,7 +39,7 @@ pub enum ProcessError {
     Args(#[from] ArgsError),
     /// The process that should be the parent is gone, or was never the parent.
     #[error(
-        "worker-cpu: the parent is process {found}, not {expected}; this subcommand is started by the coordinator"
+        "worker: the parent is process {found}, not {expected}; this subcommand is started by the coordinator"
     )]
     Parent {
         /// Process id on the command line.
@@ -50,7 +49,7 @@ pub enum ProcessError {
     },
     /// An inherited descriptor is not there, or given twice.
     #[error(
-        "worker-cpu: descriptor {fd} for {purpose} is {reason}; this subcommand is started by the coordinator"
+        "worker: descriptor {fd} for {purpose} is {reason}; this subcommand is started by the coordinator"
     )]
     Descriptor {
         /// The number.
@@ -61,7 +60,7 @@ pub enum ProcessError {
         reason: &'static str,
     },
     /// A system call failed.
-    #[error("worker-cpu: {action} failed: {source}")]
+    #[error("worker: {action} failed: {source}")]
     System {
         /// What was attempted.
         action: &'static str,
@@ -98,29 +97,25 @@ pub enum ProcessError {
         /// Bytes now.
         found: u64,
     },
-    /// The NUMA node of the plan cannot be used.
-    #[error(
-        "NUMA node {node} has no CPU that this process may use; plan without a node, or widen the CPU affinity"
-    )]
-    Node {
-        /// The node.
-        node: u32,
+    /// The band could not be loaded, or a step failed.
+    #[error("{source}")]
+    Band {
+        /// Stable name of the error.
+        code: &'static str,
+        /// The error.
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The thread pool.
-    #[error(transparent)]
-    Pool(#[from] PoolError),
-    /// The band could not be loaded.
-    #[error(transparent)]
-    Load(#[from] BandLoadError),
-    /// A step failed.
-    #[error(transparent)]
-    Step(#[from] BandError),
     /// Asked to stop while waiting: the way out, not a failure.
     #[error("the worker was asked to stop")]
     Stopped,
 }
 
 impl ProcessError {
+    /// An error of a kind of worker, with its stable name.
+    pub fn band(code: &'static str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        ProcessError::Band { code, source: source.into() }
+    }
+
     /// Stable name of the error.
     pub fn code(&self) -> &'static str {
         match self {
@@ -135,18 +130,15 @@ impl ProcessError {
             ProcessError::ExpectedLoad => "expected_load",
             ProcessError::Model(error) => error.code(),
             ProcessError::FileChanged { .. } => "file_changed",
-            ProcessError::Node { .. } => "numa_node",
-            ProcessError::Pool(error) => error.code(),
-            ProcessError::Load(error) => error.code(),
-            ProcessError::Step(error) => error.code(),
+            ProcessError::Band { code, .. } => code,
             ProcessError::Stopped => "stopped",
         }
     }
 }
 
-/// Runs the worker process. `argv` is what [`WorkerArgs::to_argv`] makes. Call it first thing in the process, on its main
+/// Runs a worker process. `argv` is what [`WorkerArgs::to_argv`] makes, without the subcommand. Call it first thing in the process, on its main
 /// thread; return its exit code from `main`.
-pub fn run(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
+pub fn run<W: Worker>(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     let inherited = match WorkerArgs::parse(argv) {
         Ok(args) => Inherited::adopt(&args),
         Err(error) => {
@@ -154,17 +146,17 @@ pub fn run(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
-    match inherited.and_then(converse) {
+    match inherited.and_then(converse::<W>) {
         Ok(()) | Err(ProcessError::Stopped) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {}: {error}", W::NAME);
             ExitCode::from(EXIT_FAILED)
         }
     }
 }
 
 /// The whole conversation with the coordinator. A failure is also reported to it.
-fn converse(inherited: Inherited) -> Result<(), ProcessError> {
+fn converse<W: Worker>(inherited: Inherited) -> Result<(), ProcessError> {
     let Inherited { control, ring_in, ring_out, status } = inherited;
     let (mut sender, mut receiver) = control.split();
     sender.send(&FromWorker::Hello { protocol: PROTOCOL_VERSION, pid: std::process::id() })?;
@@ -177,7 +169,7 @@ fn converse(inherited: Inherited) -> Result<(), ProcessError> {
     let stop = Stop::on_request(receiver)?;
     let work = AssertUnwindSafe(|| {
         status.set_state(WorkerState::Loading);
-        let served = open::open(&load, &mut sender, &status, &stop)?;
+        let served = open::open::<W>(&load, &mut sender, &status, &stop)?;
         serve::Server::new(served, load.epoch, ring_in, ring_out, &status, &stop).serve()
     });
     let outcome = catch_unwind(work);
@@ -228,7 +220,8 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_with_its_code() {
-        let (message, code) = heard(|sender| fail(sender, ProcessError::Node { node: 7 }));
+        let (message, code) =
+            heard(|sender| fail(sender, ProcessError::band("numa_node", "no CPU on node 7")));
         let FromWorker::Failed { code: told, message } = message else { panic!("{message:?}") };
         assert_eq!((told.as_str(), code), ("numa_node", "numa_node"));
         assert!(message.contains("node 7"), "{message}");

@@ -6,11 +6,12 @@
 use spillway_model::program::{Buf, RESIDUAL, Step, WeightRef};
 
 /// Most matrices of one group. Bounds what the executor keeps on its stack.
-pub(crate) const MAX_GROUP: usize = 8;
+pub const MAX_GROUP: usize = 8;
 
 /// One operation of a layer as it will run.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Fused<'a> {
+#[expect(missing_docs, reason = "the fields are named after those of the steps")]
+pub enum Fused<'a> {
     /// Matrices that read the same input: it is prepared once, and one fork and join computes them all.
     Project { src: Buf, parts: Vec<Projection<'a>> },
     /// Gated MLP: gate and up in one group, then down.
@@ -21,15 +22,18 @@ pub(crate) enum Fused<'a> {
 
 /// One matrix of a group.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Projection<'a> {
-    pub(crate) weight: &'a WeightRef,
-    pub(crate) bias: Option<&'a WeightRef>,
-    pub(crate) into: Target,
+pub struct Projection<'a> {
+    /// The matrix.
+    pub weight: &'a WeightRef,
+    /// Added to the product.
+    pub bias: Option<&'a WeightRef>,
+    /// Where the product goes.
+    pub into: Target,
 }
 
 /// Where a product goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Target {
+pub enum Target {
     /// Replaces the buffer.
     Store(Buf),
     /// Is added to the residual stream.
@@ -52,7 +56,7 @@ const RULES: [Rule; 3] = [
 ];
 
 /// The operations of a layer, in order.
-pub(crate) fn fuse(steps: &[Step]) -> Vec<Fused<'_>> {
+pub fn fuse(steps: &[Step]) -> Vec<Fused<'_>> {
     let mut fused: Vec<Fused<'_>> = Vec::with_capacity(steps.len());
     for (index, step) in steps.iter().enumerate() {
         let later = &steps[index + 1..];
@@ -67,7 +71,7 @@ pub(crate) fn fuse(steps: &[Step]) -> Vec<Fused<'_>> {
 }
 
 /// A step as an operation of its own.
-pub(crate) fn start(step: &Step) -> Fused<'_> {
+pub fn start(step: &Step) -> Fused<'_> {
     match step {
         Step::Linear { src, dst, weight, bias } => {
             let part = Projection { weight, bias: bias.as_ref(), into: Target::Store(*dst) };

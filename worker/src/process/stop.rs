@@ -59,7 +59,7 @@ fn watch(mut receiver: Receiver<ToWorker>, stop: &Stop) {
     // Any end of the conversation counts: `Shutdown`, end-of-file, a second `Load`, garbage.
     let ending = receiver.receive(None);
     if !matches!(ending, Ok(Received::Message(ToWorker::Shutdown) | Received::Closed)) {
-        eprintln!("error: worker-cpu: unexpected on the control channel: {ending:?}");
+        eprintln!("error: worker: unexpected on the control channel: {ending:?}");
     }
     stop.request();
     // The process ends under this thread. If it does not, the main thread is in a long step or stuck.

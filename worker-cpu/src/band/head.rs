@@ -1,57 +1,14 @@
-//! The two ends of a pipeline: token ids to residual rows at the beginning, residual rows to logits at the end.
+//! The end of a pipeline: residual rows to logits.
 
 use super::BandError;
-use crate::load::{LoadError, Loader, Need, format_of};
+use crate::load::{LoadError, Loader, Need};
 use spillway_kernels::activations::Activations;
-use spillway_kernels::formats::{Format, InputForm};
+use spillway_kernels::formats::InputForm;
 use spillway_kernels::matmul::{Kernels, MatmulJob};
 use spillway_kernels::ops::Ops;
 use spillway_kernels::pack::PackedMatrix;
 use spillway_kernels::pool::ThreadPool;
-use spillway_model::file::ModelFile;
-use spillway_model::gguf::TensorInfo;
 use spillway_model::program::{self, Program};
-use std::sync::Arc;
-
-/// The embedding, read row by row from the mapped file: page cache instead of private memory.
-#[derive(Debug)]
-pub(super) struct Embedding {
-    model: Arc<ModelFile>,
-    tensor: TensorInfo,
-    vocab: usize,
-    d_model: usize,
-    format: Format,
-    row_bytes: usize,
-}
-
-impl Embedding {
-    pub(super) fn new(model: &Arc<ModelFile>) -> Result<Self, LoadError> {
-        let weight = &model.program().embed;
-        let source = model.weight(weight)?;
-        let format = format_of(weight, &source)?;
-        let named = |source| LoadError::Format { name: weight.name.clone(), source };
-        let row_bytes = format.row_bytes(weight.cols).map_err(named)?;
-        let (tensor, vocab, d_model) = (source.info.clone(), weight.rows, weight.cols);
-        Ok(Self { model: Arc::clone(model), tensor, vocab, d_model, format, row_bytes })
-    }
-
-    /// Bytes of the embedding in the file.
-    pub(super) fn file_bytes(&self) -> usize {
-        self.row_bytes * self.vocab
-    }
-
-    /// Writes the rows of `ids` to `residual`, `[ids, d_model]`.
-    pub(super) fn rows(&self, ids: &[u32], residual: &mut [f32]) -> Result<(), BandError> {
-        let bytes = self.model.gguf().bytes(&self.tensor);
-        for (&id, row) in ids.iter().zip(residual.chunks_exact_mut(self.d_model)) {
-            let start = (id as usize).saturating_mul(self.row_bytes);
-            let encoded = bytes.get(start..).and_then(|rest| rest.get(..self.row_bytes));
-            let encoded = encoded.ok_or(BandError::TokenId { id, vocab: self.vocab })?;
-            self.format.decode(encoded, row)?;
-        }
-        Ok(())
-    }
-}
 
 /// Final norm and output projection, for groups of up to `Limits::max_logit_rows` rows.
 #[derive(Debug)]

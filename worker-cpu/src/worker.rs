@@ -1,0 +1,128 @@
+//! The worker process of a CPU band.
+
+use crate::band::{Band, BandError, BandLoadError, BandSpec, Observer};
+use spillway_kernels::pool::{PoolError, ThreadPool};
+use spillway_kernels::topology;
+use spillway_model::file::ModelFile;
+use spillway_protocol::control::{LoadBand, LoadStats};
+use spillway_protocol::frame::StepFrame;
+use spillway_protocol::plan::Execution;
+use spillway_worker::band::LogitsSink;
+use spillway_worker::{LoadProgress, Loaded, ProcessError, Worker};
+use std::sync::Arc;
+
+/// Runs bands on the CPU.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuWorker;
+
+impl Worker for CpuWorker {
+    const NAME: &'static str = "worker-cpu";
+    type Band = Band;
+
+    fn load(
+        model: &Arc<ModelFile>,
+        load: &LoadBand,
+        progress: &mut LoadProgress<'_>,
+    ) -> Result<Loaded<Band>, ProcessError> {
+        let Execution::Cpu { threads, node } = load.stage.execution else {
+            return Err(ProcessError::band(
+                "wrong_worker",
+                "the stage is not for a CPU; this is a fault in Spillway",
+            ));
+        };
+        let spec = BandSpec {
+            layers: load.stage.layers.clone(),
+            embed: load.stage.embed,
+            head: load.stage.head,
+            limits: load.limits,
+        };
+        let band = Band::load(model, spec, pool(threads, node)?, progress)?;
+        let stats = LoadStats {
+            host_bytes: band.bytes().private(),
+            layer_bytes: band.layer_bytes().to_vec(),
+            kernels: band.kernels().into(),
+            ..LoadStats::default()
+        };
+        Ok(Loaded { band, stats })
+    }
+}
+
+/// Tells that layers are done.
+struct Counter<'a>(&'a mut dyn FnMut());
+
+impl Observer for Counter<'_> {
+    fn layer_done(&mut self, _layer: usize, _residual: &[f32]) {
+        (self.0)();
+    }
+}
+
+impl spillway_worker::Band for Band {
+    fn embed(&mut self, ids: &[u32]) -> Result<(), ProcessError> {
+        Ok(Band::embed(self, ids)?)
+    }
+
+    fn input(&mut self, tokens: usize) -> Result<&mut [f32], ProcessError> {
+        Ok(Band::input(self, tokens)?)
+    }
+
+    fn run(&mut self, frame: &StepFrame, layer_done: &mut dyn FnMut()) -> Result<(), ProcessError> {
+        Ok(Band::run(self, frame, &mut Counter(layer_done))?)
+    }
+
+    fn residual(&mut self, tokens: usize) -> Result<&[f32], ProcessError> {
+        Ok(Band::residual(self, tokens))
+    }
+
+    fn logits(&mut self, frame: &StepFrame, sink: &mut LogitsSink<'_>) -> Result<(), ProcessError> {
+        Band::logits(self, frame, sink)
+    }
+}
+
+impl From<BandError> for ProcessError {
+    fn from(error: BandError) -> Self {
+        ProcessError::band(error.code(), error)
+    }
+}
+
+impl From<BandLoadError> for ProcessError {
+    fn from(error: BandLoadError) -> Self {
+        ProcessError::band(error.code(), error)
+    }
+}
+
+/// A pool of `threads`, kept to a NUMA node if the plan names one.
+fn pool(threads: usize, node: Option<u32>) -> Result<ThreadPool, ProcessError> {
+    let refused = |error: PoolError| ProcessError::band(error.code(), error);
+    let Some(node) = node else { return ThreadPool::new(threads).map_err(refused) };
+    let allowed = topology::allowed_cpus();
+    let on_node = topology::numa_nodes().into_iter().find(|known| known.id == node);
+    let mut cpus = on_node.map(|known| known.cpus).unwrap_or_default();
+    cpus.retain(|cpu| allowed.contains(cpu));
+    if cpus.is_empty() {
+        return Err(ProcessError::band(
+            "numa_node",
+            format!(
+                "NUMA node {node} has no CPU that this process may use; plan without a node, or widen the CPU affinity"
+            ),
+        ));
+    }
+    prefer_memory_of(node);
+    ThreadPool::with_cpus(threads, &cpus).map_err(refused)
+}
+
+/// Memory touched from now on comes from the node while it has some. Advice: where the system forbids it, pages still come
+/// from the node of the thread that touches them first.
+fn prefer_memory_of(node: u32) {
+    const BITS: usize = libc::c_ulong::BITS as usize;
+    let mut mask: [libc::c_ulong; 16] = [0; 16];
+    let Some(word) = mask.get_mut(node as usize / BITS) else { return };
+    *word |= 1 << (node as usize % BITS);
+    // SAFETY: the kernel reads `mask`, `BITS * 16` bits of it, and writes nothing. One more bit than it holds is what the
+    // call expects (it decrements).
+    let result = unsafe {
+        libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_PREFERRED, mask.as_ptr(), BITS * mask.len() + 1)
+    };
+    if result != 0 {
+        tracing::warn!(node, error = %std::io::Error::last_os_error(), "no memory policy for the node");
+    }
+}

@@ -1,0 +1,102 @@
+//! Why a band could not be loaded, or a step not run.
+
+use crate::hip::HipError;
+use crate::launch::LaunchError;
+use spillway_kernels::formats::FormatError;
+use spillway_model::error::ModelError;
+use spillway_worker::ProcessError;
+use spillway_worker::embedding::EmbeddingError;
+use spillway_worker::weights::WeightError;
+use std::ops::Range;
+
+/// Why a band could not be loaded, or a step not run. After a failed step the state of its sequences is undefined.
+#[derive(Debug, thiserror::Error)]
+pub enum BandError {
+    /// The device.
+    #[error(transparent)]
+    Hip(#[from] HipError),
+    /// An operation, or the kernels.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// A weight in the file.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    /// A weight does not suit the device's layout.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Token ids have no rows.
+    #[error(transparent)]
+    Embedding(#[from] EmbeddingError),
+    /// A band that the model does not have, or sizes that no band has.
+    #[error("band of layers {layers:?} of {available}: {reason}; make a new plan for this file")]
+    Spec {
+        /// Layers asked for.
+        layers: Range<usize>,
+        /// Layers of the model.
+        available: usize,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// More tokens or sequences than the band was made for.
+    #[error(
+        "a step of {tokens} tokens in {spans} spans exceeds the band's {max_tokens} tokens in {max_spans}"
+    )]
+    StepSize {
+        /// Tokens of the step.
+        tokens: usize,
+        /// Spans of the step.
+        spans: usize,
+        /// Tokens allowed.
+        max_tokens: usize,
+        /// Spans allowed.
+        max_spans: usize,
+    },
+    /// Something was asked of a band that is not at that end of the pipeline.
+    #[error("this band has no {0}; the pipeline is wired wrongly")]
+    NotHere(&'static str),
+    /// The device is not the one that was planned for.
+    #[error("device {ordinal} of {provider} has the id {found}, the plan {planned}; make a new plan")]
+    OtherDevice {
+        /// The provider.
+        provider: String,
+        /// Number of the device there.
+        ordinal: u32,
+        /// Id of the plan.
+        planned: String,
+        /// Id now.
+        found: String,
+    },
+    /// The load was given up on request.
+    #[error("the load was cancelled")]
+    Cancelled,
+}
+
+impl BandError {
+    /// Stable name of the error.
+    pub fn code(&self) -> &'static str {
+        match self {
+            BandError::Hip(error) => error.code(),
+            BandError::Launch(error) => error.code(),
+            BandError::Weight(error) => error.code(),
+            BandError::Format(error) => error.code(),
+            BandError::Embedding(error) => error.code(),
+            BandError::Spec { .. } => "band_spec",
+            BandError::StepSize { .. } => "step_size",
+            BandError::NotHere(_) => "band_has_no_such_end",
+            BandError::OtherDevice { .. } => "gpu_other_device",
+            BandError::Cancelled => "load_cancelled",
+        }
+    }
+}
+
+impl From<ModelError> for BandError {
+    fn from(error: ModelError) -> Self {
+        BandError::Weight(error.into())
+    }
+}
+
+impl From<BandError> for ProcessError {
+    fn from(error: BandError) -> Self {
+        ProcessError::band(error.code(), error)
+    }
+}

@@ -1,0 +1,195 @@
+//! Queueing one operation on the rows of a step.
+
+use super::error::BandError;
+use super::facts::{Facts, Placed};
+use super::needs::ScratchBytes;
+use super::plan::{AttentionBufs, DeltaNetBufs, Op, Part, reads_int8};
+use crate::hip::{Arena, DeviceSlice, HipError, Stream};
+use crate::launch::{
+    Attention, AttentionBuffers, DeltaNet, DeltaNetBuffers, Inputs, Int8Rows, Kernels, KvCache, LaunchError,
+    Matrix, Output,
+};
+use spillway_model::program::{Buf, RESIDUAL};
+use spillway_worker::fuse::Target;
+
+/// Working memory on the device, shared by all layers: as large as the largest step needs.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    /// By [`Buf`] number; the residual is number 0.
+    pub buffers: Vec<DeviceSlice>,
+    /// Gate and up of an MLP.
+    pub hidden: [DeviceSlice; 2],
+    /// The input of matrices in 8-bit form.
+    pub int8: DeviceSlice,
+    pub attention: DeviceSlice,
+    pub delta_net: DeviceSlice,
+}
+
+impl Scratch {
+    pub fn allocate(arena: &mut Arena, bytes: &ScratchBytes) -> Result<Self, HipError> {
+        let buffers = bytes.buffers.iter().map(|bytes| arena.allocate("buffer", *bytes));
+        Ok(Self {
+            buffers: buffers.collect::<Result<_, _>>()?,
+            hidden: [arena.allocate("MLP gate", bytes.hidden)?, arena.allocate("MLP up", bytes.hidden)?],
+            int8: arena.allocate("8-bit inputs", bytes.int8)?,
+            attention: arena.allocate("attention", bytes.attention)?,
+            delta_net: arena.allocate("DeltaNet", bytes.delta_net)?,
+        })
+    }
+
+    fn buffer(&self, buf: Buf) -> DeviceSlice {
+        self.buffers[usize::from(buf.0)]
+    }
+}
+
+/// The step in hand, as the operations of a layer see it.
+pub(super) struct Step<'a> {
+    pub kernels: &'a Kernels,
+    pub stream: &'a Stream,
+    pub scratch: &'a Scratch,
+    pub facts: &'a Facts,
+    pub placed: &'a Placed,
+    pub tokens: usize,
+    pub spans: usize,
+    /// The largest context of any row, or more.
+    pub context: usize,
+}
+
+impl Step<'_> {
+    /// Queues an operation of a layer whose buffers have the given widths.
+    pub fn queue(&self, op: &Op, widths: &[usize]) -> Result<(), BandError> {
+        let Self { kernels, stream, tokens, .. } = *self;
+        let buffer = |buf: Buf| self.scratch.buffer(buf);
+        let width = |buf: Buf| widths[usize::from(buf.0)];
+        match op {
+            Op::Norm { src, dst, weight, eps } => {
+                kernels.rms_norm(stream, buffer(*src), *weight, buffer(*dst), tokens, width(*src), *eps)?;
+            }
+            Op::HeadNorm { buf, head_dim, weight, eps } => {
+                let (memory, heads) = (buffer(*buf), width(*buf) / head_dim);
+                kernels.rms_norm(stream, memory, *weight, memory, tokens * heads, *head_dim, *eps)?;
+            }
+            Op::SplitHeads { src, first, second, head_dim } => {
+                let heads = tokens * width(*first) / head_dim;
+                kernels.split_heads(
+                    stream,
+                    buffer(*src),
+                    buffer(*first),
+                    buffer(*second),
+                    heads,
+                    *head_dim,
+                )?;
+            }
+            Op::Rope { buf, head_dim, rope } => {
+                let rope = self.facts.rope(*rope, tokens)?;
+                kernels.rope(stream, buffer(*buf), &rope, tokens, width(*buf) / head_dim, *head_dim)?;
+            }
+            Op::Residual { src } => {
+                kernels.add(stream, buffer(RESIDUAL), buffer(*src), tokens * width(RESIDUAL))?;
+            }
+            Op::Project { src, parts } => {
+                let inputs = self.inputs(buffer(*src), parts.iter().map(|part| &part.weight))?;
+                parts.iter().try_for_each(|part| self.part(part, &inputs))?;
+            }
+            Op::Mlp { src, gate, up, down } => self.mlp(buffer(*src), [gate, up], down)?,
+            Op::Attention { bufs, layer, cache } => self.attention(bufs, layer, cache)?,
+            Op::DeltaNet { bufs, layer } => self.delta_net(bufs, layer)?,
+        }
+        Ok(())
+    }
+
+    /// Prepares the common input of matrices in the forms that they read.
+    pub fn inputs<'m>(
+        &self,
+        src: DeviceSlice,
+        weights: impl Iterator<Item = &'m Matrix>,
+    ) -> Result<Prepared, LaunchError> {
+        prepare(self.kernels, self.stream, self.scratch, src, self.tokens, weights)
+    }
+
+    fn part(&self, part: &Part, inputs: &Prepared) -> Result<(), LaunchError> {
+        let output = match part.into {
+            Target::Store(buf) => Output::store(self.scratch.buffer(buf)),
+            Target::AddToResidual => Output::add(self.scratch.buffer(RESIDUAL)),
+        };
+        let inputs = inputs.of(&part.weight);
+        self.kernels.matmul(self.stream, &part.weight, inputs, self.tokens, output.with_bias(part.bias))
+    }
+
+    fn mlp(&self, src: DeviceSlice, gate_up: [&Matrix; 2], down: &Part) -> Result<(), LaunchError> {
+        let inputs = self.inputs(src, gate_up.into_iter())?;
+        for (weight, to) in gate_up.into_iter().zip(self.scratch.hidden) {
+            self.kernels.matmul(self.stream, weight, inputs.of(weight), self.tokens, Output::store(to))?;
+        }
+        let [gated, upper] = self.scratch.hidden;
+        self.kernels.silu_mul(self.stream, gated, upper, self.tokens * gate_up[0].rows())?;
+        let inputs = self.inputs(gated, std::iter::once(&down.weight))?;
+        self.part(down, &inputs)
+    }
+
+    fn attention(&self, bufs: &AttentionBufs, layer: &Attention, cache: &KvCache) -> Result<(), LaunchError> {
+        let buffer = |buf: Buf| self.scratch.buffer(buf);
+        let buffers = AttentionBuffers {
+            q: buffer(bufs.q),
+            k: buffer(bufs.k),
+            v: buffer(bufs.v),
+            gate: bufs.gate.map(buffer),
+            out: buffer(bufs.dst),
+            row_meta: self.placed.row_meta,
+            tables: self.placed.tables,
+            scratch: self.scratch.attention,
+        };
+        self.kernels.attention(self.stream, layer, cache, &buffers, self.tokens, self.context)
+    }
+
+    fn delta_net(&self, bufs: &DeltaNetBufs, layer: &DeltaNet) -> Result<(), LaunchError> {
+        let buffer = |buf: Buf| self.scratch.buffer(buf);
+        let buffers = DeltaNetBuffers {
+            qkv: buffer(bufs.qkv),
+            gate: buffer(bufs.gate),
+            alpha: buffer(bufs.alpha),
+            beta: buffer(bufs.beta),
+            out: buffer(bufs.dst),
+            row_meta: self.placed.row_meta,
+            span_meta: self.placed.span_meta,
+            scratch: self.scratch.delta_net,
+        };
+        self.kernels.delta_net(self.stream, layer, &buffers, self.tokens, self.spans)
+    }
+}
+
+/// The input of matrices, in the forms in which any of them reads it.
+pub(super) struct Prepared {
+    values: DeviceSlice,
+    int8: Option<Int8Rows>,
+}
+
+impl Prepared {
+    /// The form that `weight` reads.
+    pub fn of(&self, weight: &Matrix) -> Inputs {
+        match self.int8 {
+            Some(int8) if reads_int8(weight) => Inputs::Int8(int8),
+            _ => Inputs::F32(self.values),
+        }
+    }
+}
+
+/// Prepares `rows` rows at `src` for matrices of one width.
+pub(super) fn prepare<'m>(
+    kernels: &Kernels,
+    stream: &Stream,
+    scratch: &Scratch,
+    src: DeviceSlice,
+    rows: usize,
+    weights: impl Iterator<Item = &'m Matrix>,
+) -> Result<Prepared, LaunchError> {
+    let mut prepared = Prepared { values: src, int8: None };
+    for weight in weights.filter(|weight| reads_int8(weight)) {
+        if prepared.int8.is_none() {
+            let int8 = Int8Rows::new(scratch.int8, rows, weight.cols())?;
+            kernels.quantize_rows(stream, src, &int8)?;
+            prepared.int8 = Some(int8);
+        }
+    }
+    Ok(prepared)
+}

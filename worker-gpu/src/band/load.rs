@@ -1,0 +1,186 @@
+//! Loading: from the model file through page-locked memory to the device.
+//!
+//! A matrix is cut into pieces of whole tiles. Threads repack one piece into page-locked memory while the device copies
+//! the pieces before it and the system reads the next weight ahead; the memory in between is bounded, and nothing is
+//! copied straight from the mapped file.
+
+use super::error::BandError;
+use super::needs::{UPLOAD_PIECE, UPLOAD_PIECES};
+use super::staging::Staging;
+use crate::hip::{Arena, Device, DeviceSlice, Stream};
+use crate::launch::Matrix;
+use spillway_kernels::device_layout::{DeviceLayout, TILE_ROWS};
+use spillway_model::file::{ModelFile, Weight};
+use spillway_model::gguf::Advice;
+use spillway_model::program::{Layer, Step, WeightRef};
+use spillway_worker::LoadProgress;
+use spillway_worker::weights::{self, WeightError, format_of};
+
+/// Most threads that repack.
+const MAX_THREADS: usize = 16;
+
+/// A weight and the form in which it is stored.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Need<'a> {
+    /// Repacked for the matrix kernels.
+    Matrix(&'a WeightRef),
+    /// Decoded to f32.
+    Values(&'a WeightRef),
+}
+
+impl<'a> Need<'a> {
+    /// The weights of a layer.
+    pub fn of_layer(layer: &'a Layer) -> Vec<Self> {
+        let of_step = |step: &'a Step| match step {
+            Step::Linear { weight, bias, .. } => {
+                std::iter::once(Need::Matrix(weight)).chain(bias.iter().map(Need::Values)).collect()
+            }
+            Step::GatedMlp { gate, up, down, .. } => [gate, up, down].map(Need::Matrix).to_vec(),
+            other => other.weights().into_iter().map(Need::Values).collect(),
+        };
+        layer.steps.iter().flat_map(of_step).collect()
+    }
+
+    fn stored_bytes(self, model: &ModelFile) -> Result<u64, BandError> {
+        let bytes = match self {
+            Need::Values(weight) => weight.rows * weight.cols * size_of::<f32>(),
+            Need::Matrix(weight) => layout(weight, &model.weight(weight)?)?.matrix_bytes(weight.rows)?,
+        };
+        Ok(bytes as u64)
+    }
+}
+
+fn layout(weight: &WeightRef, source: &Weight<'_>) -> Result<DeviceLayout, BandError> {
+    Ok(DeviceLayout::new(format_of(weight, source)?, weight.cols).map_err(WeightError::named(weight))?)
+}
+
+/// Uploads the weights of a band.
+pub(super) struct Loader<'a, 'p> {
+    model: &'a ModelFile,
+    stream: &'a Stream,
+    progress: &'a mut LoadProgress<'p>,
+    pieces: [Staging; UPLOAD_PIECES],
+    /// The piece to fill next.
+    next: usize,
+    threads: usize,
+    done: u64,
+    total: u64,
+}
+
+impl<'a, 'p> Loader<'a, 'p> {
+    /// A loader for exactly the weights of `needs`.
+    pub fn new(
+        model: &'a ModelFile,
+        device: &Device,
+        stream: &'a Stream,
+        needs: &[Need<'_>],
+        progress: &'a mut LoadProgress<'p>,
+    ) -> Result<Self, BandError> {
+        let mut total = 0;
+        for need in needs {
+            total += need.stored_bytes(model)?;
+        }
+        let piece = || Staging::new(device, "weights on their way", UPLOAD_PIECE);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+        let pieces = [piece()?, piece()?, piece()?];
+        Ok(Self { model, stream, progress, pieces, next: 0, threads, done: 0, total })
+    }
+
+    /// Bytes stored so far.
+    pub fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// Says that the load goes on, or finds that it must not.
+    pub fn tell(&mut self) -> Result<(), BandError> {
+        if (self.progress)(self.done, self.total).is_break() { Err(BandError::Cancelled) } else { Ok(()) }
+    }
+
+    /// A matrix in the device's layout.
+    pub fn matrix(&mut self, arena: &mut Arena, weight: &WeightRef) -> Result<Matrix, BandError> {
+        let source = self.model.weight(weight)?;
+        self.model.gguf().advise(source.info, Advice::WillNeed);
+        let layout = layout(weight, &source)?;
+        let memory = arena.allocate(&weight.name, layout.matrix_bytes(weight.rows)?)?;
+        let tile_rows_bytes = TILE_ROWS * layout.format().row_bytes(weight.cols)?;
+        let tiles_per_piece = UPLOAD_PIECE / layout.tile_bytes();
+        if tiles_per_piece == 0 {
+            return Err(BandError::Launch(too_wide(weight)));
+        }
+        let mut uploaded = 0;
+        for rows in source.bytes.chunks(tiles_per_piece * tile_rows_bytes) {
+            let bytes = rows.len().div_ceil(tile_rows_bytes) * layout.tile_bytes();
+            self.piece(memory.part(uploaded, bytes)?, |piece, threads| {
+                repack(&layout, rows, tile_rows_bytes, piece, threads)
+            })?;
+            uploaded += bytes;
+        }
+        self.model.gguf().advise(source.info, Advice::DontNeed);
+        Ok(Matrix::new(layout, weight.rows, memory)?)
+    }
+
+    /// A vector or a small table, decoded to f32.
+    pub fn values(&mut self, arena: &mut Arena, weight: &WeightRef) -> Result<DeviceSlice, BandError> {
+        let source = self.model.weight(weight)?;
+        let values = weights::decode(weight, &source)?;
+        let bytes: &[u8] = bytemuck::cast_slice(&values);
+        let memory = arena.allocate(&weight.name, bytes.len())?;
+        for (place, part) in bytes.chunks(UPLOAD_PIECE).enumerate() {
+            self.piece(memory.part(place * UPLOAD_PIECE, part.len())?, |piece, _| {
+                piece.copy_from_slice(part);
+                Ok(())
+            })?;
+        }
+        Ok(memory)
+    }
+
+    /// Fills the next piece and sends it on its way.
+    fn piece(
+        &mut self,
+        to: DeviceSlice,
+        fill: impl FnOnce(&mut [u8], usize) -> Result<(), BandError>,
+    ) -> Result<(), BandError> {
+        let piece = &mut self.pieces[self.next];
+        self.next = (self.next + 1) % UPLOAD_PIECES;
+        fill(&mut piece.bytes_mut()?[..to.len()], self.threads)?;
+        piece.upload(self.stream, 0, to)?;
+        self.done += to.len() as u64;
+        self.tell()
+    }
+}
+
+/// Repacks whole tiles, shared out between threads.
+fn repack(
+    layout: &DeviceLayout,
+    rows: &[u8],
+    tile_rows_bytes: usize,
+    piece: &mut [u8],
+    threads: usize,
+) -> Result<(), BandError> {
+    let tiles = piece.len() / layout.tile_bytes();
+    let share = tiles.div_ceil(threads).max(1);
+    let repack_share = |rows: &[u8], tiles: &mut [u8]| {
+        let mut pairs = rows.chunks(tile_rows_bytes).zip(tiles.chunks_exact_mut(layout.tile_bytes()));
+        pairs.try_for_each(|(rows, tile)| layout.repack_tile(rows, tile))
+    };
+    let shares = rows.chunks(share * tile_rows_bytes).zip(piece.chunks_mut(share * layout.tile_bytes()));
+    let results = std::thread::scope(|scope| {
+        let shares: Vec<_> =
+            shares.map(|(rows, tiles)| scope.spawn(move || repack_share(rows, tiles))).collect();
+        shares.into_iter().map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>()
+    });
+    for result in results {
+        // A panic of a share is one of this load.
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    }
+    Ok(())
+}
+
+fn too_wide(weight: &WeightRef) -> crate::launch::LaunchError {
+    crate::launch::LaunchError::Unsupported {
+        operation: "load",
+        what: "columns of a matrix",
+        got: weight.cols,
+        rule: "few enough that 16 rows fit into 16 MiB",
+    }
+}

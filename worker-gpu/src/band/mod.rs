@@ -1,0 +1,315 @@
+//! A band on one GPU: contiguous layers with their weights and state, run one step at a time.
+//!
+//! Everything is prepared at load: steps are fused, weights repacked and uploaded, buffers and state allocated for the
+//! largest step. A step then allocates nothing: its facts go to the device in one copy, its operations are queued (or a
+//! captured graph of them replayed), and its result is copied back.
+
+mod error;
+mod exec;
+mod facts;
+mod head;
+mod load;
+mod needs;
+mod plan;
+mod replay;
+mod staging;
+
+pub use error::BandError;
+pub use needs::{LayerNeeds, ModelWidths, Needs};
+
+use crate::compile::KernelCompiler;
+use crate::hip::{Arena, Device, Stream};
+use crate::launch::{Kernels, KvElement, LaunchError};
+use exec::{Scratch, Step};
+use facts::Facts;
+use head::Head;
+use load::{Loader, Need};
+use plan::{Builder, Op, StateSizes};
+use replay::{Replay, Shape, captured_context};
+use spillway_kernels::formats::Format;
+use spillway_kernels::hip::{DeviceSource, SOURCES};
+use spillway_model::file::ModelFile;
+use spillway_model::program::{Layer, Program, WeightRef};
+use spillway_protocol::frame::StepFrame;
+use spillway_protocol::plan::{KvType, Limits};
+use spillway_worker::band::{LogitsSink, logit_groups};
+use spillway_worker::embedding::Embedding;
+use spillway_worker::weights::format_of;
+use spillway_worker::{LoadProgress, ProcessError};
+use staging::Staging;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most sequences of one step.
+pub const MAX_SEQUENCES: usize = 256;
+/// How often a load says that kernels are still being compiled.
+const COMPILE_TICK: Duration = Duration::from_millis(100);
+
+/// Which part of a model a band is, and for which sizes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BandSpec {
+    /// Contiguous layers, 0-based, end exclusive.
+    pub layers: Range<usize>,
+    /// Whether it turns token ids into residual rows.
+    pub embed: bool,
+    /// Whether it applies the final norm and the output projection.
+    pub head: bool,
+    /// Sizes to allocate for.
+    pub limits: Limits,
+}
+
+/// A layer, ready to run.
+#[derive(Debug)]
+struct BandLayer {
+    ops: Vec<Op>,
+    widths: Vec<usize>,
+}
+
+/// A loaded band.
+#[derive(Debug)]
+pub struct Band {
+    spec: BandSpec,
+    d_model: usize,
+    // Graphs and kernels go before the memory they name, and everything before the device.
+    replay: Replay,
+    kernels: Kernels,
+    layers: Vec<BandLayer>,
+    layer_bytes: Vec<u64>,
+    embedding: Option<Embedding>,
+    head: Option<Head>,
+    facts: Facts,
+    /// Input of a step, then its output.
+    residual: Staging,
+    scratch: Scratch,
+    stream: Stream,
+    _memory: Arena,
+    device: Device,
+}
+
+impl Band {
+    /// Loads a band onto a device.
+    ///
+    /// # Errors
+    /// The file does not have the band, kernels cannot be had, the device's memory is too small, or `progress` says stop.
+    pub fn load(
+        model: &Arc<ModelFile>,
+        spec: BandSpec,
+        device: &Device,
+        compiler: &KernelCompiler,
+        progress: &mut LoadProgress<'_>,
+    ) -> Result<Self, BandError> {
+        let program = model.program();
+        check_spec(&spec, program.layers.len())?;
+        let layers = &program.layers[spec.layers.clone()];
+        let kernels = kernels(model, &spec, device, compiler, progress)?;
+        let layer_needs: Vec<LayerNeeds> = layers.iter().map(LayerNeeds::of).collect();
+        let needs = Needs::new(ModelWidths::of(program), &layer_needs, spec.head, spec.limits);
+        let scratch_bytes = needs.scratch();
+        let (mut memory, stream) = (Arena::new(device), Stream::new(device)?);
+
+        let head_needs = [Need::Matrix(&program.head.output), Need::Values(&program.head.norm)];
+        let head_needs = head_needs.into_iter().filter(|_| spec.head);
+        let order: Vec<Need<'_>> = head_needs.chain(layers.iter().flat_map(Need::of_layer)).collect();
+        let mut loader = Loader::new(model, device, &stream, &order, progress)?;
+        let mut builder =
+            Builder { loader: &mut loader, arena: &mut memory, sizes: state_sizes(&spec.limits) };
+        let group = spec.limits.max_logit_rows;
+        let head = spec
+            .head
+            .then(|| Head::load(&mut builder, device, &program.head, &scratch_bytes, group))
+            .transpose()?;
+        let mut band_layers = Vec::with_capacity(layers.len());
+        let mut layer_bytes = Vec::with_capacity(layers.len());
+        for layer in layers {
+            let before = builder.loader.done();
+            band_layers.push(BandLayer { ops: builder.layer(layer)?, widths: layer.buffers.clone() });
+            layer_bytes.push(builder.loader.done() - before);
+        }
+        let scratch = Scratch::allocate(&mut memory, &scratch_bytes)?;
+        let facts_memory = memory.allocate("step facts", scratch_bytes.facts)?;
+        // Weights are there before the memory that they came through is given back.
+        stream.synchronize()?;
+        Ok(Self {
+            d_model: program.d_model,
+            replay: Replay::from_env(),
+            kernels,
+            layers: band_layers,
+            layer_bytes,
+            embedding: spec.embed.then(|| Embedding::new(model)).transpose()?,
+            head,
+            facts: Facts::new(device, facts_memory, &program.ropes, spec.limits.max_sequences)?,
+            residual: Staging::new(device, "residual", needs.residual_bytes())?,
+            scratch,
+            stream,
+            _memory: memory,
+            device: device.clone(),
+            spec,
+        })
+    }
+
+    /// Weight bytes of each layer, as stored.
+    pub fn layer_bytes(&self) -> &[u64] {
+        &self.layer_bytes
+    }
+
+    /// The device it runs on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Turns token ids into the input of the next step.
+    ///
+    /// # Errors
+    /// The band does not embed, or an id is not in the vocabulary.
+    pub fn embed(&mut self, ids: &[u32]) -> Result<(), BandError> {
+        self.check_size(ids.len(), 0)?;
+        let embedding = self.embedding.as_ref().ok_or(BandError::NotHere("embedding"))?;
+        let rows = &mut self.residual.values_mut()?[..ids.len() * self.d_model];
+        Ok(embedding.rows(ids, rows)?)
+    }
+
+    /// The input of the next step, `[tokens, d_model]`, to be filled.
+    ///
+    /// # Errors
+    /// There are more tokens than the band was made for, or the device failed.
+    pub fn input(&mut self, tokens: usize) -> Result<&mut [f32], BandError> {
+        self.check_size(tokens, 0)?;
+        Ok(&mut self.residual.values_mut()?[..tokens * self.d_model])
+    }
+
+    /// Runs the layers on the spans of `frame` and waits for them.
+    ///
+    /// # Errors
+    /// An operation cannot be queued, or the device failed.
+    pub fn run(&mut self, frame: &StepFrame) -> Result<(), BandError> {
+        let (tokens, spans) = (frame.tokens(), frame.spans().len());
+        self.check_size(tokens, spans)?;
+        let rows = self.scratch.buffers[0].part(0, tokens * self.d_model * size_of::<f32>())?;
+        self.residual.upload(&self.stream, 0, rows)?;
+        self.facts.upload(&self.stream, frame)?;
+        let longest = frame.spans().iter().map(|span| span.shape.start + span.shape.tokens).max();
+        let context = captured_context(longest.unwrap_or(0) as usize);
+        let Self { replay, kernels, layers, facts, scratch, stream, .. } = self;
+        let placed = &facts.placed(tokens)?;
+        let step = Step { kernels, stream, scratch, facts, placed, tokens, spans, context };
+        replay.queue(stream, Shape { tokens, spans, context }, || {
+            for layer in &*layers {
+                layer.ops.iter().try_for_each(|op| step.queue(op, &layer.widths))?;
+            }
+            Ok(())
+        })?;
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// The output of the last step, `[tokens, d_model]`.
+    ///
+    /// # Errors
+    /// The copy failed.
+    pub fn residual(&mut self, tokens: usize) -> Result<&[f32], BandError> {
+        let bytes = tokens * self.d_model * size_of::<f32>();
+        self.residual.download(&self.stream, self.scratch.buffers[0].part(0, bytes)?)?;
+        Ok(&self.residual.values_mut()?[..tokens * self.d_model])
+    }
+
+    /// Computes the logit rows that the step's spans ask for and hands them to `sink` in groups.
+    ///
+    /// # Errors
+    /// The band has no head, the device failed, or `sink` did.
+    pub fn logits(&mut self, frame: &StepFrame, sink: &mut LogitsSink<'_>) -> Result<(), ProcessError> {
+        let Self { kernels, head, facts, scratch, stream, .. } = self;
+        let head = head.as_mut().ok_or(BandError::NotHere("head"))?;
+        let placed = facts.placed(frame.tokens()).map_err(BandError::from)?;
+        for about in logit_groups(frame, head.group()) {
+            sink(&about, head.run(kernels, stream, scratch, &placed, &about)?)?;
+        }
+        Ok(())
+    }
+
+    fn check_size(&self, tokens: usize, spans: usize) -> Result<(), BandError> {
+        let (max_tokens, max_spans) = (self.spec.limits.max_step_tokens, self.spec.limits.max_sequences);
+        if tokens <= max_tokens && spans <= max_spans {
+            return Ok(());
+        }
+        Err(BandError::StepSize { tokens, spans, max_tokens, max_spans })
+    }
+}
+
+/// Compiles what is not in the cache, all at once, telling that the load goes on, then loads the kernels.
+fn kernels(
+    model: &ModelFile,
+    spec: &BandSpec,
+    device: &Device,
+    compiler: &KernelCompiler,
+    progress: &mut LoadProgress<'_>,
+) -> Result<Kernels, BandError> {
+    let formats = formats(model, spec)?;
+    let sources: Vec<DeviceSource<'_>> =
+        SOURCES.iter().filter(|source| serves(source, &formats)).copied().collect();
+    let arch = device.info().arch.parse().map_err(LaunchError::from)?;
+    let compiled = std::thread::scope(|scope| {
+        let compiling = scope.spawn(|| compiler.compile_all(&sources, &arch));
+        while !compiling.is_finished() {
+            if progress(0, 1).is_break() {
+                return Err(BandError::Cancelled);
+            }
+            std::thread::park_timeout(COMPILE_TICK);
+        }
+        Ok(compiling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })?;
+    for artifact in compiled {
+        artifact.map_err(LaunchError::from)?;
+    }
+    Ok(Kernels::load(device, compiler, &formats)?)
+}
+
+/// Formats of the band's matrices.
+fn formats(model: &ModelFile, spec: &BandSpec) -> Result<Vec<Format>, BandError> {
+    let Program { layers, head, .. } = model.program();
+    let of_layers = layers[spec.layers.clone()].iter().flat_map(matrices);
+    let mut formats = Vec::new();
+    for weight in of_layers.chain(spec.head.then_some(&head.output)) {
+        let format = format_of(weight, &model.weight(weight)?)?;
+        if !formats.contains(&format) {
+            formats.push(format);
+        }
+    }
+    Ok(formats)
+}
+
+fn matrices(layer: &Layer) -> impl Iterator<Item = &WeightRef> {
+    Need::of_layer(layer).into_iter().filter_map(|need| match need {
+        Need::Matrix(weight) => Some(weight),
+        Need::Values(_) => None,
+    })
+}
+
+/// Whether a band with matrices of `formats` needs a source: those of other formats it does not.
+fn serves(source: &DeviceSource<'_>, formats: &[Format]) -> bool {
+    let of = source.name.strip_prefix("matmul_");
+    of.is_none_or(|name| formats.iter().any(|format| format.name().eq_ignore_ascii_case(name)))
+}
+
+fn check_spec(spec: &BandSpec, available: usize) -> Result<(), BandError> {
+    let Limits { max_sequences, max_step_tokens, max_logit_rows, .. } = spec.limits;
+    let rules = [
+        (spec.layers.is_empty() || spec.layers.end > available, "the file does not have these layers"),
+        (spec.embed && spec.layers.start != 0, "only the first band embeds"),
+        (spec.head && spec.layers.end != available, "only the last band has the head"),
+        (max_sequences == 0 || max_sequences > MAX_SEQUENCES, "a GPU worker serves 1 to 256 sequences"),
+        (max_step_tokens == 0, "a step has at least one token"),
+        (spec.head && max_logit_rows == 0, "a logits frame has at least one row"),
+    ];
+    match rules.into_iter().find(|(broken, _)| *broken) {
+        Some((_, reason)) => Err(BandError::Spec { layers: spec.layers.clone(), available, reason }),
+        None => Ok(()),
+    }
+}
+
+fn state_sizes(limits: &Limits) -> StateSizes {
+    let kv_element = match limits.kv_type {
+        KvType::F32 => KvElement::F32,
+        KvType::F16 => KvElement::F16,
+    };
+    StateSizes { kv_blocks: limits.kv_blocks, kv_element, slots: limits.max_sequences }
+}

@@ -1,0 +1,176 @@
+//! How much memory a band needs beside its weights and states. The planner charges with it and the band allocates by it.
+
+use crate::launch::{Attention, DeltaNetDims, Int8Rows, PARTITION, RowMeta, SpanMeta};
+use spillway_model::program::{DeltaNetSpec, Layer, Program, Step};
+use spillway_protocol::plan::{KV_BLOCK_TOKENS, Limits};
+use std::mem::size_of;
+
+/// Most scratch for attention that splits a context over blocks; beyond it, long contexts of many sequences are attended
+/// to by fewer blocks.
+const MAX_ATTENTION_SCRATCH: usize = 64 << 20;
+/// Weights on their way to the device: pieces of this size, of which so many are in flight.
+pub(super) const UPLOAD_PIECE: usize = 16 << 20;
+pub(super) const UPLOAD_PIECES: usize = 3;
+
+/// What decides the scratch of one layer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LayerNeeds {
+    /// Width of each buffer in f32 values per token, the residual first.
+    buffers: Vec<usize>,
+    /// Width of each of the two buffers between the matrices of a gated MLP.
+    hidden: usize,
+    /// Widest input of a matrix.
+    widest_input: usize,
+    /// Bytes of attention scratch per row and partition of the context.
+    attention: usize,
+    /// Bytes of DeltaNet scratch per row.
+    delta_net: usize,
+}
+
+impl LayerNeeds {
+    /// The needs of a layer.
+    pub fn of(layer: &Layer) -> Self {
+        let mut needs = Self { buffers: layer.buffers.clone(), ..Self::default() };
+        for step in &layer.steps {
+            match step {
+                Step::Linear { weight, .. } => needs.widest_input = needs.widest_input.max(weight.cols),
+                Step::GatedMlp { gate, up, down, .. } => {
+                    needs.hidden = needs.hidden.max(gate.rows).max(up.rows);
+                    needs.widest_input = needs.widest_input.max(gate.cols).max(up.cols).max(down.cols);
+                }
+                Step::Attention { spec, .. } => {
+                    let bytes = Attention::scratch_bytes(spec.heads, spec.value_dim, 1, 1);
+                    needs.attention = needs.attention.max(bytes);
+                }
+                Step::DeltaNet { spec, .. } => {
+                    needs.delta_net = needs.delta_net.max(delta_net_dims(spec).scratch_bytes(1));
+                }
+                _ => {}
+            }
+        }
+        needs
+    }
+
+    fn include(&mut self, other: &LayerNeeds) {
+        self.buffers.resize(self.buffers.len().max(other.buffers.len()), 0);
+        for (width, other) in self.buffers.iter_mut().zip(&other.buffers) {
+            *width = (*width).max(*other);
+        }
+        self.hidden = self.hidden.max(other.hidden);
+        self.widest_input = self.widest_input.max(other.widest_input);
+        self.attention = self.attention.max(other.attention);
+        self.delta_net = self.delta_net.max(other.delta_net);
+    }
+}
+
+pub(super) fn delta_net_dims(spec: &DeltaNetSpec) -> DeltaNetDims {
+    let &DeltaNetSpec { key_heads, value_heads, head_dim, conv_kernel, eps, .. } = spec;
+    DeltaNetDims { key_heads, value_heads, head_dim, taps: conv_kernel, epsilon: eps }
+}
+
+/// What does not depend on layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelWidths {
+    /// Width of the residual.
+    pub d_model: usize,
+    /// Size of the vocabulary.
+    pub vocab: usize,
+    /// Pairs of all rotary embeddings.
+    pub rope_pairs: usize,
+}
+
+impl ModelWidths {
+    /// The widths of a program.
+    pub fn of(program: &Program) -> Self {
+        let rope_pairs = program.ropes.iter().map(|rope| rope.inv_freq.len()).sum();
+        Self { d_model: program.d_model, vocab: program.vocab, rope_pairs }
+    }
+}
+
+/// What decides the scratch of a band.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Needs {
+    widths: ModelWidths,
+    widest: LayerNeeds,
+    head: bool,
+    limits: Limits,
+}
+
+/// Bytes of every allocation of a band's scratch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ScratchBytes {
+    /// By buffer number.
+    pub buffers: Vec<usize>,
+    /// Each of two.
+    pub hidden: usize,
+    pub int8: usize,
+    pub attention: usize,
+    pub delta_net: usize,
+    pub facts: usize,
+    /// Rows that want logits, normed in place.
+    pub gathered: usize,
+    pub logits: usize,
+}
+
+impl Needs {
+    /// The needs of a band of `layers`, with the head or without.
+    pub fn new<'a>(
+        widths: ModelWidths,
+        layers: impl IntoIterator<Item = &'a LayerNeeds>,
+        head: bool,
+        limits: Limits,
+    ) -> Self {
+        let mut widest = LayerNeeds { buffers: vec![widths.d_model], ..LayerNeeds::default() };
+        layers.into_iter().for_each(|layer| widest.include(layer));
+        if head {
+            widest.widest_input = widest.widest_input.max(widths.d_model);
+        }
+        Self { widths, widest, head, limits }
+    }
+
+    pub(super) fn scratch(&self) -> ScratchBytes {
+        let Self { widths, widest, limits, .. } = self;
+        let rows = limits.max_step_tokens;
+        let float = size_of::<f32>();
+        let logit_rows = if self.head { limits.max_logit_rows } else { 0 };
+        let partitions = limits.max_seq.div_ceil(PARTITION);
+        ScratchBytes {
+            buffers: widest.buffers.iter().map(|width| width * rows * float).collect(),
+            hidden: widest.hidden * rows * float,
+            int8: Int8Rows::bytes_for(rows.max(logit_rows), widest.widest_input),
+            attention: (widest.attention * limits.max_sequences * partitions).min(MAX_ATTENTION_SCRATCH),
+            delta_net: widest.delta_net * rows,
+            facts: self.facts_bytes(),
+            gathered: logit_rows * widths.d_model * float,
+            logits: logit_rows * widths.vocab * float,
+        }
+    }
+
+    /// Bytes of device memory.
+    pub fn scratch_bytes(&self) -> u64 {
+        let ScratchBytes { buffers, hidden, int8, attention, delta_net, facts, gathered, logits } =
+            self.scratch();
+        let buffers: usize = buffers.iter().sum();
+        (buffers + 2 * hidden + int8 + attention + delta_net + facts + gathered + logits) as u64
+    }
+
+    /// Bytes of page-locked host memory.
+    pub fn pinned_bytes(&self) -> u64 {
+        let logits = self.scratch().logits;
+        (self.residual_bytes() + logits + self.facts_bytes() + UPLOAD_PIECE * UPLOAD_PIECES) as u64
+    }
+
+    /// Bytes of the residual of the largest step.
+    pub(super) fn residual_bytes(&self) -> usize {
+        self.limits.max_step_tokens * self.widths.d_model * size_of::<f32>()
+    }
+
+    /// Bytes of the facts of the largest step: see [`super::facts`].
+    fn facts_bytes(&self) -> usize {
+        let Limits { max_step_tokens: rows, max_sequences, max_seq, kv_blocks, .. } = self.limits;
+        let per_row = size_of::<RowMeta>() + size_of::<u32>() + 2 * self.widths.rope_pairs * size_of::<f32>();
+        let blocks = (max_sequences * max_seq.div_ceil(KV_BLOCK_TOKENS)).min(kv_blocks * max_sequences);
+        let parts = rows * per_row + max_sequences * size_of::<SpanMeta>() + blocks * size_of::<u32>();
+        parts + super::facts::PADDING
+    }
+}

@@ -1,0 +1,130 @@
+//! What GPUs this machine has, and what was looked for.
+//!
+//! Asking a driver for a device's free memory takes some of that memory for as long as the process lives, so this runs in
+//! a process of its own (`spillway devices`).
+
+use crate::compile::Arch;
+use crate::hip::{Device, DeviceInfo, Driver, HipError, Provider, search};
+use serde::{Deserialize, Serialize};
+use std::rc::Rc;
+
+/// One device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceReport {
+    /// Number in the report.
+    pub index: usize,
+    /// Where it comes from, as [`Provider`] is written.
+    pub provider: String,
+    /// Number at its provider.
+    pub ordinal: u32,
+    /// Marketing name.
+    pub name: String,
+    /// Architecture as the kernel compiler names it.
+    pub arch: String,
+    /// Unique id, where the driver has one.
+    pub uuid: Option<String>,
+    /// Bus address.
+    pub pci: String,
+    /// All memory in bytes.
+    pub total_bytes: u64,
+    /// Free memory in bytes: the smaller of what the driver and the kernel say.
+    pub free_bytes: u64,
+    /// Compute units (AMD) or multiprocessors (NVIDIA).
+    pub compute_units: u32,
+    /// Lanes of a wave.
+    pub wave: u32,
+    /// Whether it shares the host's memory; then it is not used unless it is named.
+    pub integrated: bool,
+    /// Why a plan refuses it, if so.
+    pub refused: Option<String>,
+}
+
+/// All devices.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Survey {
+    /// Devices in the order of their numbers.
+    pub devices: Vec<DeviceReport>,
+    /// What was looked for without success, one sentence each.
+    pub looked_for: Vec<String>,
+}
+
+/// Looks for real devices, or for those of one provider.
+pub fn survey(provider: Option<&str>) -> Survey {
+    let (drivers, absent) = match provider {
+        None => {
+            let found = search();
+            (found.drivers, found.absent)
+        }
+        Some(provider) => match provider.parse::<Provider>().and_then(|provider| Driver::open(&provider)) {
+            Ok(driver) => (vec![driver], Vec::new()),
+            Err(reason) => (Vec::new(), vec![reason]),
+        },
+    };
+    let mut survey =
+        Survey { devices: Vec::new(), looked_for: absent.iter().map(HipError::to_string).collect() };
+    for driver in &drivers {
+        for ordinal in 0..driver.device_count() {
+            match report(driver, ordinal, survey.devices.len()) {
+                Ok(device) => survey.devices.push(device),
+                Err(error) => survey.looked_for.push(error.to_string()),
+            }
+        }
+    }
+    survey
+}
+
+/// Describes a device; only one that cannot even be described is an error.
+fn report(driver: &Rc<Driver>, ordinal: u32, index: usize) -> Result<DeviceReport, HipError> {
+    let info = driver.describe(ordinal)?;
+    let memory = Device::open(driver, ordinal).and_then(|device| device.memory());
+    let unknown = info.arch.parse::<Arch>().err().map(|error| error.to_string());
+    let refused = memory.as_ref().err().map(HipError::to_string).or(unknown);
+    Ok(DeviceReport {
+        index,
+        provider: driver.provider().to_string(),
+        ordinal,
+        uuid: uuid(&info),
+        name: info.name,
+        arch: info.arch,
+        pci: info.pci.to_string(),
+        total_bytes: info.total_bytes,
+        free_bytes: memory.map_or(0, |memory| memory.free as u64),
+        compute_units: info.compute_units,
+        wave: info.wave,
+        integrated: info.integrated,
+        refused,
+    })
+}
+
+/// A device's unique id in the usual spelling.
+pub fn uuid(info: &DeviceInfo) -> Option<String> {
+    let bytes = info.uuid?;
+    let mut text = String::with_capacity(36);
+    for (place, byte) in bytes.iter().enumerate() {
+        if matches!(place, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_device_of_a_provider_is_listed_with_its_memory() {
+        let survey = survey(Some("emulated:devices=2,memory=64MiB"));
+        assert_eq!(survey.looked_for, Vec::<String>::new());
+        let seen = survey.devices.iter().map(|d| (d.index, d.ordinal, d.total_bytes, d.refused.as_ref()));
+        assert_eq!(seen.collect::<Vec<_>>(), [(0, 0, 64 << 20, None), (1, 1, 64 << 20, None)]);
+    }
+
+    #[test]
+    fn a_provider_without_a_device_says_why() {
+        let survey = survey(Some("emulated:nothing=1"));
+        assert!(survey.devices.is_empty());
+        assert!(survey.looked_for[0].contains("nothing"), "{survey:?}");
+    }
+}

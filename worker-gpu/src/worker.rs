@@ -1,0 +1,102 @@
+//! The worker process of a GPU band: one device, and every call to it from one thread.
+
+use crate::band::{Band, BandError, BandSpec};
+use crate::compile::{ChildCommand, KernelCompiler, Settings};
+use crate::devices;
+use crate::hip::{Device, Driver, Provider};
+use spillway_model::file::ModelFile;
+use spillway_protocol::control::{LoadBand, LoadStats};
+use spillway_protocol::frame::StepFrame;
+use spillway_protocol::plan::{Execution, GpuDevice};
+use spillway_worker::band::LogitsSink;
+use spillway_worker::{LoadProgress, Loaded, ProcessError, Worker};
+use std::sync::Arc;
+
+/// Name of the hidden subcommand that [`crate::compile::nvrtc::child`] is reached by.
+pub const NVRTC_SUBCOMMAND: &str = "nvrtc";
+
+/// Where compilers and the cache are, for a program that knows [`NVRTC_SUBCOMMAND`].
+pub fn compiler_settings() -> Settings {
+    let child = ChildCommand { program: "/proc/self/exe".into(), arguments: vec![NVRTC_SUBCOMMAND.into()] };
+    Settings { nvrtc_child: Some(child), ..Settings::from_env() }
+}
+
+/// Runs bands on GPUs.
+#[derive(Debug, Clone, Copy)]
+pub struct GpuWorker;
+
+impl Worker for GpuWorker {
+    const NAME: &'static str = "worker-gpu";
+    type Band = Band;
+
+    fn load(
+        model: &Arc<ModelFile>,
+        load: &LoadBand,
+        progress: &mut LoadProgress<'_>,
+    ) -> Result<Loaded<Band>, ProcessError> {
+        let Execution::Gpu { device: planned } = &load.stage.execution else {
+            return Err(ProcessError::band(
+                "wrong_worker",
+                "the stage is not for a GPU; this is a fault in Spillway",
+            ));
+        };
+        let device = open(planned)?;
+        let spec = BandSpec {
+            layers: load.stage.layers.clone(),
+            embed: load.stage.embed,
+            head: load.stage.head,
+            limits: load.limits,
+        };
+        let compiler = KernelCompiler::new(compiler_settings());
+        let band = Band::load(model, spec, &device, &compiler, progress)?;
+        let stats = LoadStats {
+            device_bytes: device.ledger().device_bytes() as u64,
+            pinned_bytes: device.ledger().pinned_bytes() as u64,
+            layer_bytes: band.layer_bytes().to_vec(),
+            kernels: device.info().arch.clone(),
+            ..LoadStats::default()
+        };
+        Ok(Loaded { band, stats })
+    }
+}
+
+/// Opens the device of the plan, and no other.
+fn open(planned: &GpuDevice) -> Result<Device, BandError> {
+    let provider: Provider = planned.provider.parse()?;
+    let device = Device::open(&Driver::open(&provider)?, planned.ordinal)?;
+    let found = devices::uuid(device.info());
+    if planned.uuid.is_some() && found != planned.uuid {
+        return Err(BandError::OtherDevice {
+            provider: planned.provider.clone(),
+            ordinal: planned.ordinal,
+            planned: planned.uuid.clone().unwrap_or_default(),
+            found: found.unwrap_or_default(),
+        });
+    }
+    Ok(device)
+}
+
+impl spillway_worker::Band for Band {
+    fn embed(&mut self, ids: &[u32]) -> Result<(), ProcessError> {
+        Ok(Band::embed(self, ids)?)
+    }
+
+    fn input(&mut self, tokens: usize) -> Result<&mut [f32], ProcessError> {
+        Ok(Band::input(self, tokens)?)
+    }
+
+    fn run(&mut self, frame: &StepFrame, layer_done: &mut dyn FnMut()) -> Result<(), ProcessError> {
+        Band::run(self, frame)?;
+        // Kernels report nothing on their way: all layers are known to be done at once.
+        self.layer_bytes().iter().for_each(|_| layer_done());
+        Ok(())
+    }
+
+    fn residual(&mut self, tokens: usize) -> Result<&[f32], ProcessError> {
+        Ok(Band::residual(self, tokens)?)
+    }
+
+    fn logits(&mut self, frame: &StepFrame, sink: &mut LogitsSink<'_>) -> Result<(), ProcessError> {
+        Band::logits(self, frame, sink)
+    }
+}

@@ -1,0 +1,86 @@
+//! What the process needs of a band and of the processor that runs it.
+
+use crate::process::ProcessError;
+use spillway_model::file::ModelFile;
+use spillway_protocol::control::{LoadBand, LoadStats};
+use spillway_protocol::frame::{LogitsFrame, StepFrame};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// Told how far a load is: bytes stored so far, bytes in all. `Break` gives the load up.
+pub type LoadProgress<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
+
+/// Takes the logits of a step group by group.
+pub type LogitsSink<'a> = dyn FnMut(&LogitsFrame, &[f32]) -> Result<(), ProcessError> + 'a;
+
+/// A kind of worker.
+pub trait Worker {
+    /// Name of the hidden subcommand and prefix of messages.
+    const NAME: &'static str;
+    /// What it loads.
+    type Band: Band;
+
+    /// Loads the band that `load` describes. A load that `progress` gives up may end with any error.
+    ///
+    /// # Errors
+    /// The file does not have the band, or the processor cannot hold it.
+    fn load(
+        model: &Arc<ModelFile>,
+        load: &LoadBand,
+        progress: &mut LoadProgress<'_>,
+    ) -> Result<Loaded<Self::Band>, ProcessError>;
+}
+
+/// A band and what it took.
+#[derive(Debug)]
+pub struct Loaded<B> {
+    /// The band.
+    pub band: B,
+    /// What was allocated; the process fills in the time.
+    pub stats: LoadStats,
+}
+
+/// Contiguous layers with their weights and state, run one step at a time: input, [`Band::run`], output.
+pub trait Band {
+    /// Turns token ids into the input of the next step.
+    ///
+    /// # Errors
+    /// The band does not embed, or an id is not in the vocabulary.
+    fn embed(&mut self, ids: &[u32]) -> Result<(), ProcessError>;
+
+    /// The input of the next step, `[tokens, d_model]`, to be filled.
+    ///
+    /// # Errors
+    /// There are more tokens than the band was made for.
+    fn input(&mut self, tokens: usize) -> Result<&mut [f32], ProcessError>;
+
+    /// Runs the layers on the spans of `frame`. `layer_done` is called once for each layer as it is known to be done.
+    ///
+    /// # Errors
+    /// An operation failed; the state of the step's sequences is undefined.
+    fn run(&mut self, frame: &StepFrame, layer_done: &mut dyn FnMut()) -> Result<(), ProcessError>;
+
+    /// The output of the last step, `[tokens, d_model]`.
+    ///
+    /// # Errors
+    /// The output cannot be had from the processor.
+    fn residual(&mut self, tokens: usize) -> Result<&[f32], ProcessError>;
+
+    /// Computes the logit rows that the step's spans ask for and hands them to `sink` in groups, in row order, the last
+    /// group marked. A step that asks for none gets one empty group.
+    ///
+    /// # Errors
+    /// The band has no head, an operation failed, or `sink` did.
+    fn logits(&mut self, frame: &StepFrame, sink: &mut LogitsSink<'_>) -> Result<(), ProcessError>;
+}
+
+/// The groups in which `frame`'s logit rows are computed, at most `most` rows each, in order.
+pub fn logit_groups(frame: &StepFrame, most: usize) -> impl Iterator<Item = LogitsFrame> {
+    let (epoch, step, total) = (frame.epoch(), frame.step(), frame.logit_rows());
+    let groups = total.div_ceil(most.max(1)).max(1);
+    (0..groups).map(move |group| {
+        let first_row = group * most;
+        let rows = most.min(total - first_row);
+        LogitsFrame { epoch, step, first_row, rows, last: group + 1 == groups }
+    })
+}
