@@ -4,6 +4,8 @@
 //! Oracles are looked for in `$SPILLWAY_ORACLES`, then in `../shared/oracles` beside the checkout. Without them the tests print a
 //! note and pass, unless `SPILLWAY_REQUIRE_ORACLES=1`.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
 use serde_json::Value;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
