@@ -6,12 +6,11 @@ mod support;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use spillway_model::testing::TinyModel;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 use std::time::Duration;
-use support::{Models, eventually, holds_within, is_running, signal, spillway, wait, workers_of};
+use support::{Models, eventually, holds_within, is_running, long_model, signal, spillway, wait, workers_of};
 
 /// A `run --json` that does not end by itself, after its first token.
 struct Running {
@@ -61,10 +60,6 @@ impl Drop for Running {
         drop(self.child.kill());
         drop(self.child.wait());
     }
-}
-
-fn long_model(models: &Models) -> std::path::PathBuf {
-    models.write("long.gguf", &TinyModel::new("qwen3").context_length(1 << 16))
 }
 
 #[test]

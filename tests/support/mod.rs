@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "every test file uses a part of the fixture")]
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use spillway_model::testing::TinyModel;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -287,7 +287,7 @@ impl Conversation {
 
     /// Loads a model and expects success.
     pub fn load(&mut self, model: &Path, params: Value) -> Value {
-        self.send(serde_json::json!({"type": "load", "model": model, "params": params}));
+        self.send(json!({"type": "load", "model": model, "params": params}));
         let event = self.next();
         assert_eq!(event["type"], "loaded", "{event}");
         event
@@ -375,4 +375,31 @@ impl Drop for Daemon {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+/// A stateless request with a varied and reproducible answer.
+pub fn ask(id: &str, max_tokens: u32) -> Value {
+    json!({"type": "generate", "id": id, "messages": [{"role": "user", "content": "the word"}],
+        "temperature": 1.5, "top_p": 1, "seed": 11, "max_tokens": max_tokens, "ignore_eos": true})
+}
+
+/// A request that runs until it is ended.
+pub fn endless(id: &str) -> Value {
+    ask(id, 1 << 20)
+}
+
+/// A model with a context so long that an answer does not end by itself during a test.
+pub fn long_model(models: &Models) -> PathBuf {
+    models.write("long.gguf", &TinyModel::new("qwen3").context_length(1 << 16))
+}
+
+pub fn daemon_with_long_model(models: &Models, params: Value) -> Daemon {
+    let mut daemon = Daemon::start(&[]);
+    daemon.main.load(&long_model(models), params);
+    daemon
+}
+
+/// Waits for a first token of a request.
+pub fn until_running(client: &mut Conversation, id: &str) {
+    client.until(|event| event["type"] == "token" && event["id"] == id);
 }

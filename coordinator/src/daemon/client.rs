@@ -80,7 +80,7 @@ pub async fn serve(
     mut ending: watch::Receiver<Ending>,
 ) {
     let (outbox, writer) = outbox();
-    let mut lost = outbox.lost();
+    let watched = outbox.clone();
     let writer = tokio::spawn(writer.run(to));
     let client = Arc::new(Client { service, outbox, conversation: Mutex::default(), live: Mutex::default() });
     let mut tasks = Tasks::default();
@@ -90,19 +90,19 @@ pub async fn serve(
     };
     tokio::select! {
         () = session => {}
-        () = either(gone, reached(&mut lost, true)) => client.outbox.lose(),
+        () = either(gone, watched.lost()) => client.outbox.lose(),
     }
     // Either everything has ended, or the client is lost and whatever still runs for it is in vain.
     client.abort_all("client_gone");
     while tasks.ended().await.is_some() {}
-    drop(client);
+    client.outbox.finish();
     if let Err(error) = writer.await {
         tracing::error!(%error, "the writer of a client has panicked");
     }
 }
 
-/// Completes when the watched value is at least `value`.
-async fn reached<T: PartialOrd>(watched: &mut watch::Receiver<T>, value: T) {
+/// Completes when the daemon's end has come that far.
+async fn reached(watched: &mut watch::Receiver<Ending>, value: Ending) {
     // Fails only when the sender is gone, which is an end, too.
     let _ = watched.wait_for(|now| *now >= value).await;
 }

@@ -14,12 +14,22 @@ pub const MAX_WAITING_BYTES: usize = 8 << 20;
 /// Bytes put together into one write.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// The sending end; clones share it. When all are dropped, the writer ends after the last event.
+/// How far a connection has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Open,
+    /// Everything has been put in; what waits is still written.
+    Finished,
+    /// The client does not read, or has gone away. Nothing more is written.
+    Lost,
+}
+
+/// The sending end; clones share it.
 #[derive(Debug, Clone)]
 pub struct Outbox {
     lines: mpsc::UnboundedSender<String>,
     waiting: Arc<AtomicUsize>,
-    lost: Arc<watch::Sender<bool>>,
+    phase: Arc<watch::Sender<Phase>>,
 }
 
 /// The end that writes to the client.
@@ -27,64 +37,89 @@ pub struct Outbox {
 pub struct OutboxWriter {
     lines: mpsc::UnboundedReceiver<String>,
     waiting: Arc<AtomicUsize>,
-    lost: Arc<watch::Sender<bool>>,
+    phase: Arc<watch::Sender<Phase>>,
 }
 
 /// Both ends for one client.
 pub fn outbox() -> (Outbox, OutboxWriter) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let waiting = Arc::new(AtomicUsize::new(0));
-    let lost = Arc::new(watch::Sender::new(false));
+    let phase = Arc::new(watch::Sender::new(Phase::Open));
     (
-        Outbox { lines: sender, waiting: waiting.clone(), lost: lost.clone() },
-        OutboxWriter { lines: receiver, waiting, lost },
+        Outbox { lines: sender, waiting: waiting.clone(), phase: phase.clone() },
+        OutboxWriter { lines: receiver, waiting, phase },
     )
 }
 
 impl Outbox {
     /// Puts an event in. Events for a client that is lost are dropped.
     pub fn push(&self, event: &Event) {
-        if *self.lost.borrow() {
+        if *self.phase.borrow() == Phase::Lost {
             return;
         }
         let line = event.to_line();
         let waiting = self.waiting.fetch_add(line.len(), Ordering::Relaxed) + line.len();
         if waiting > MAX_WAITING_BYTES {
             tracing::warn!(waiting, "a client does not read its answers and is dropped");
-            self.lost.send_replace(true);
+            self.lose();
         } else {
-            // The receiver ends before the senders only when the client is lost.
+            // The receiver ends first only when the client is lost or has been told everything.
             let _ = self.lines.send(line);
         }
     }
 
-    /// Gives the client up.
-    pub fn lose(&self) {
-        self.lost.send_replace(true);
+    /// Ends the connection after what has been put in.
+    pub fn finish(&self) {
+        reach(&self.phase, Phase::Finished);
     }
 
-    /// Becomes true when the client is lost: it does not read, or has gone away.
-    pub fn lost(&self) -> watch::Receiver<bool> {
-        self.lost.subscribe()
+    /// Gives the client up.
+    pub fn lose(&self) {
+        reach(&self.phase, Phase::Lost);
+    }
+
+    /// Completes when the client is lost: it does not read, or has gone away.
+    pub async fn lost(&self) {
+        reached(&self.phase, Phase::Lost).await;
     }
 }
 
+/// A phase never goes back.
+fn reach(phase: &watch::Sender<Phase>, to: Phase) {
+    phase.send_if_modified(|now| std::mem::replace(now, to.max(*now)) < to);
+}
+
+async fn reached(phase: &watch::Sender<Phase>, wanted: Phase) {
+    // Fails only without a sender, and `phase` is one.
+    let _ = phase.subscribe().wait_for(|now| *now >= wanted).await;
+}
+
 impl OutboxWriter {
-    /// Writes events until all [`Outbox`]es are gone or the client is lost.
+    /// Writes events until the connection is finished or the client is lost.
     pub async fn run(mut self, to: impl AsyncWrite + Unpin) {
-        let mut lost = self.lost.subscribe();
+        let phase = self.phase.clone();
         tokio::select! {
-            // Fails only when the sender is gone, and `self` holds one.
-            _ = lost.wait_for(|lost| *lost) => {}
+            () = reached(&phase, Phase::Lost) => {}
             result = self.write_all(to) => if let Err(error) = result {
                 tracing::debug!(%error, "a client has gone away");
-                self.lost.send_replace(true);
+                reach(&phase, Phase::Lost);
             }
         }
     }
 
     async fn write_all(&mut self, mut to: impl AsyncWrite + Unpin) -> io::Result<()> {
-        while let Some(mut batch) = self.lines.recv().await {
+        let phase = self.phase.clone();
+        let mut finished = std::pin::pin!(reached(&phase, Phase::Finished));
+        loop {
+            let next = tokio::select! {
+                next = self.lines.recv() => next,
+                () = &mut finished, if !self.lines.is_closed() => {
+                    // What was put in before is still received.
+                    self.lines.close();
+                    continue;
+                }
+            };
+            let Some(mut batch) = next else { return Ok(()) };
             while batch.len() < WRITE_BYTES
                 && let Ok(line) = self.lines.try_recv()
             {
@@ -94,7 +129,6 @@ impl OutboxWriter {
             to.flush().await?;
             self.waiting.fetch_sub(batch.len(), Ordering::Relaxed);
         }
-        Ok(())
     }
 }
 
@@ -115,7 +149,8 @@ mod tests {
         for n in 0..1000 {
             outbox.push(&token(&n.to_string()));
         }
-        drop(outbox);
+        // Whoever still holds the other end does not keep the writer.
+        outbox.finish();
         let mut text = String::new();
         far.read_to_string(&mut text).await.unwrap();
         writer.await.unwrap();
@@ -132,7 +167,7 @@ mod tests {
         for _ in 0..9 {
             outbox.push(&token(&big));
         }
-        outbox.lost().wait_for(|lost| *lost).await.unwrap();
+        outbox.lost().await;
         writer.await.unwrap();
     }
 
@@ -143,7 +178,7 @@ mod tests {
         drop(far);
         let writer = tokio::spawn(writer.run(near));
         outbox.push(&token("x"));
-        outbox.lost().wait_for(|lost| *lost).await.unwrap();
+        outbox.lost().await;
         writer.await.unwrap();
     }
 }

@@ -6,6 +6,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use spillway_worker::args::WorkerArgs;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ impl WorkerProcess {
         let args = WorkerArgs::standard(std::process::id());
         let spawn_error = |source| WorkerError::Spawn { exe: exe.into(), source };
         let mut command = Command::new(exe);
-        command.args(args.to_argv(subcommand)).stdin(Stdio::null()).stdout(Stdio::null());
+        command.arg0("spillway").args(args.to_argv(subcommand)).stdin(Stdio::null()).stdout(Stdio::null());
         let Inherited { control, ring_in, ring_out, status } = inherited;
         let mappings = [
             (control, args.control_fd),

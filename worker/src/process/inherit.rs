@@ -22,6 +22,7 @@ impl Inherited {
     /// Ties the process to its parent and takes over the descriptors.
     pub(super) fn adopt(args: &WorkerArgs) -> Result<Self, ProcessError> {
         follow_parent(args.parent_pid)?;
+        take_name()?;
         ignore_interrupt()?;
         let wanted = [
             (args.control_fd, "the control socket"),
@@ -50,6 +51,12 @@ fn follow_parent(expected: u32) -> Result<(), ProcessError> {
         .map_err(|error| ProcessError::System { action: "PR_SET_PDEATHSIG", source: error.into() })?;
     let found = getppid().as_raw().unsigned_abs();
     if found == expected { Ok(()) } else { Err(ProcessError::Parent { expected, found }) }
+}
+
+/// Process lists show who this is, instead of the `exe` that it was started as.
+fn take_name() -> Result<(), ProcessError> {
+    nix::sys::prctl::set_name(c"spillway-cpu")
+        .map_err(|error| ProcessError::System { action: "PR_SET_NAME", source: error.into() })
 }
 
 /// Ctrl-C reaches every process of the terminal; what it means is the coordinator's decision.
