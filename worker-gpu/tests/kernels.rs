@@ -148,7 +148,9 @@ fn kernels_are_clean_under_the_address_sanitizer() {
         return;
     }
     for source in SOURCES {
-        assert!(cases::ALL.iter().any(|(name, _)| *name == source.name), "{} has no case", source.name);
+        // One case covers the products of all formats.
+        let subject = if source.name.starts_with("matmul_") { "matmul" } else { source.name };
+        assert!(cases::ALL.iter().any(|(name, _)| *name == subject), "{} has no case", source.name);
     }
     if let Some((success, said)) = run_sanitized("all") {
         assert!(success, "{said}");

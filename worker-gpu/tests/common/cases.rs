@@ -1,7 +1,7 @@
 //! What every device must compute. Run on the emulated device in all its variants, and on real ones.
 
 use super::numbers::{Numbers, ulps};
-use super::{Bench, PRELUDE_CHECK};
+use super::{Bench, PRELUDE_CHECK, operations, products};
 use crate::args;
 use half::{bf16, f16};
 use spillway_worker_gpu::hip::Launch;
@@ -14,7 +14,14 @@ pub const ALL: &[(&str, Case)] = &[
     ("residual_add", residual_add),
     ("rms_norm", rms_norm),
     ("rms_norm_is_batch_invariant", rms_norm_is_batch_invariant),
-    ("gemv_q8_0", gemv_q8_0),
+    ("rows", operations::rows),
+    ("quantize_rows", products::quantize_rows),
+    ("argmax", operations::argmax),
+    ("matmul", products::matmul),
+    ("matmul_outputs", products::matmul_outputs),
+    ("embed_rows", products::embed_rows),
+    ("attention", operations::attention),
+    ("delta_net", operations::delta_net),
     ("exp_and_log", exp_and_log),
     ("exp2_fast", exp2_fast),
     ("half_formats", half_formats),
@@ -77,44 +84,6 @@ fn rms_norm_is_batch_invariant(bench: &Bench<'_>) {
     let together = rms_norm_rows(bench, &x, &weight, 256, 1e-5);
     for (row, expected) in x.chunks(777).zip(together.chunks(777)) {
         assert_eq!(rms_norm_rows(bench, row, &weight, 256, 1e-5), expected);
-    }
-}
-
-fn gemv_q8_0(bench: &Bench<'_>) {
-    let mut numbers = Numbers::new(4);
-    let rows = 37usize;
-    for blocks in [1usize, 7, 64, 130] {
-        let quants = numbers.bytes(rows * blocks * 32);
-        let scales: Vec<f16> =
-            numbers.units(rows * blocks).into_iter().map(|v| f16::from_f32(v * 0.01)).collect();
-        let (x_quants, x_scales) = (numbers.bytes(blocks * 32), numbers.units(blocks));
-        let buffers = (
-            bench.upload(&quants),
-            bench.upload(&scales.iter().map(|v| v.to_bits()).collect::<Vec<u16>>()),
-            bench.upload(&x_quants),
-            bench.upload(&x_scales),
-            bench.empty::<f32>(rows),
-        );
-        let kernel = bench.kernel("gemv_q8_0");
-        let grid = (rows as u32).div_ceil(256 / bench.wave());
-        bench.launch(
-            &kernel,
-            Launch::linear(grid, 256),
-            args![&buffers.0, &buffers.1, &buffers.2, &buffers.3, &buffers.4, rows as u32, blocks as u32],
-        );
-        for (row, got) in bench.download::<f32>(&buffers.4).into_iter().enumerate() {
-            let (mut exact, mut magnitude) = (0.0f64, 0.0f64);
-            for block in 0..blocks {
-                let weights = &quants[(row * blocks + block) * 32..][..32];
-                let activations = &x_quants[block * 32..][..32];
-                let dot: i32 =
-                    weights.iter().zip(activations).map(|(w, x)| i32::from(*w) * i32::from(*x)).sum();
-                let scale = scales[row * blocks + block].to_f64() * f64::from(x_scales[block]);
-                exact += f64::from(dot) * scale;
-                magnitude += (f64::from(dot) * scale).abs();
-            }
-            assert!((f64::from(got) - exact).abs() <= 1e-6 * magnitude, "row {row}: {got} for {exact}");
-        }
     }
 }
 

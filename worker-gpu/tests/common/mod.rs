@@ -6,13 +6,19 @@
 
 pub mod cases;
 pub mod numbers;
+pub mod operations;
+pub mod products;
 
 use bytemuck::Pod;
+use spillway_kernels::formats::Format;
 use spillway_kernels::hip::DeviceSource;
+use spillway_kernels::pool::ThreadPool;
 use spillway_worker_gpu::compile::{Arch, ChildCommand, CompileError, KernelCompiler, Settings};
 use spillway_worker_gpu::hip::{
     Arg, Device, DeviceBuffer, Driver, Function, HipError, Launch, Module, Provider, Stream,
 };
+use spillway_worker_gpu::launch::Kernels;
+use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -87,12 +93,23 @@ pub fn skip(error: &CompileError) -> bool {
     missing
 }
 
+/// What the CPU computes with: the reference for the operations of a model.
+pub fn cpu() -> &'static (ThreadPool, spillway_kernels::matmul::Kernels, spillway_kernels::ops::Ops) {
+    static CPU: OnceLock<(ThreadPool, spillway_kernels::matmul::Kernels, spillway_kernels::ops::Ops)> =
+        OnceLock::new();
+    CPU.get_or_init(|| {
+        let kernels = spillway_kernels::matmul::Kernels::from_env().unwrap();
+        (ThreadPool::new(1).unwrap(), kernels, spillway_kernels::ops::Ops::new(kernels.set()).unwrap())
+    })
+}
+
 /// A device to run kernels on.
 pub struct Bench<'a> {
     pub device: Device,
     pub stream: Stream,
     pub arch: Arch,
     compiler: &'a KernelCompiler,
+    kernels: OnceCell<Kernels>,
 }
 
 impl<'a> Bench<'a> {
@@ -101,7 +118,7 @@ impl<'a> Bench<'a> {
         let device = Device::open(&driver, 0)?;
         let stream = Stream::new(&device)?;
         let arch = device.info().arch.parse().unwrap();
-        Ok(Self { device, stream, arch, compiler })
+        Ok(Self { device, stream, arch, compiler, kernels: OnceCell::new() })
     }
 
     /// Lanes of a wave of this device's kernels.
@@ -111,6 +128,11 @@ impl<'a> Bench<'a> {
             Arch::Emulated { wave } => *wave,
             _ => 32,
         }
+    }
+
+    /// The operations of a model, for every weight format.
+    pub fn kernels(&self) -> &Kernels {
+        self.kernels.get_or_init(|| Kernels::load(&self.device, self.compiler, &Format::ALL).unwrap())
     }
 
     pub fn function(&self, source: &DeviceSource<'_>, entry: &str) -> Function {
