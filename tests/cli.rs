@@ -120,7 +120,7 @@ fn a_placement_that_cannot_be_had_is_refused_with_its_own_code() {
     plan("--max-seq", "0", "placement_out_of_range", "max_seq");
     plan("--max-seq", "513", "max_seq_beyond_model", "512");
     plan("--cpu-workers", "5", "too_few_layers", "4");
-    plan("--devices", "0,1", "no_gpu_workers", "0,1");
+    plan("--devices", "emulated:nothing=1", "no_gpu", "nothing");
     plan("--gpu-layer-budget", "auto", "gpu_layer_budget_without_gpu", "auto");
     plan("--offload-exec", "pcie", "offload_exec_without_gpu", "pcie");
     plan("--kv-type", "q8", "kv_type_unknown", "q8");

@@ -5,6 +5,9 @@ use super::*;
 use proptest::prelude::*;
 use spillway_kernels::formats::InputForm;
 use spillway_protocol::plan::{KvType, PlannedModel, StageBytes};
+use spillway_worker_gpu::band::{LayerNeeds, ModelWidths};
+
+mod gpus;
 
 const MIB: u64 = 1 << 20;
 
@@ -17,6 +20,7 @@ fn model(layers: usize) -> ModelSummary {
         hidden: 4096,
         widest_input: 2048,
         inputs: vec![InputForm::Int8],
+        gpu: GpuSizes { weights: 10 * MIB, needs: LayerNeeds::default() },
     };
     ModelSummary {
         model: PlannedModel {
@@ -32,16 +36,19 @@ fn model(layers: usize) -> ModelSummary {
         embedding_bytes: 20 * MIB,
         head_bytes: 30 * MIB,
         head_input: InputForm::Int8,
+        gpu_head_bytes: 30 * MIB,
+        gpu_widths: ModelWidths { d_model: 1024, vocab: 32_000, rope_pairs: 32 },
     }
 }
 
 fn machine() -> Machine {
-    Machine { cpus: 8, nodes: vec![NumaNode { id: 0, cpus: 8 }], available_bytes: 64 << 30 }
+    let nodes = vec![NumaNode { id: 0, cpus: 8 }];
+    Machine { cpus: 8, nodes, available_bytes: 64 << 30, gpus: GpuSurvey::default() }
 }
 
 fn two_nodes() -> Machine {
     let nodes = vec![NumaNode { id: 0, cpus: 8 }, NumaNode { id: 1, cpus: 6 }];
-    Machine { cpus: 14, nodes, available_bytes: 64 << 30 }
+    Machine { cpus: 14, nodes, available_bytes: 64 << 30, gpus: GpuSurvey::default() }
 }
 
 fn counts(plan: &Plan) -> Vec<usize> {
@@ -133,7 +140,8 @@ fn options_that_say_what_happens_anyway_are_accepted() {
 fn every_refusal_has_its_code_and_says_what_is_wrong() {
     let ask = PlacementRequest::default;
     let table: Vec<(PlacementRequest, &str, &[&str])> = vec![
-        (PlacementRequest { devices: text("0,1"), ..ask() }, "no_gpu_workers", &["`0,1`", "--devices none"]),
+        (PlacementRequest { devices: text("0,1"), ..ask() }, "no_gpu", &["--devices none"]),
+        (PlacementRequest { devices: text("gpu"), ..ask() }, "devices_unreadable", &["`gpu`", "`all`"]),
         (
             PlacementRequest { gpu_layer_budget: text("24"), ..ask() },
             "gpu_layer_budget_without_gpu",
@@ -191,7 +199,7 @@ fn short_memory_is_refused_with_the_arithmetic() {
     let refusal = plan(&model(8), &small, &PlacementRequest::default()).unwrap_err();
     assert_eq!(refusal.code(), "out_of_memory");
     let Refusal::Memory(shortage) = &refusal else { panic!("{refusal:?}") };
-    let parts = shortage.weights + shortage.kv + shortage.state + shortage.scratch + shortage.rings;
+    let parts = shortage.weights + shortage.kv + shortage.state + shortage.scratch + shortage.buffers;
     assert_eq!(parts, shortage.needed);
     assert_eq!(shortage.weights, 110 * MIB);
     let sentence = refusal.to_string();
@@ -259,6 +267,7 @@ prop_compose! {
                 hidden: width / 3,
                 widest_input: width / 4,
                 inputs: vec![InputForm::F32],
+                gpu: GpuSizes::default(),
             })
             .collect();
         let mut made = model(layers.len());
@@ -286,7 +295,7 @@ proptest! {
         model in any_model(), request in any_request(), available in 0u64..1 << 40, nodes in 0u32..4,
     ) {
         let nodes = (0..nodes).map(|id| NumaNode { id, cpus: 3 }).collect();
-        let machine = Machine { cpus: 12, nodes, available_bytes: available };
+        let machine = Machine { cpus: 12, nodes, available_bytes: available, ..machine() };
         let first = plan(&model, &machine, &request);
         prop_assert_eq!(&first, &plan(&model, &machine, &request), "planning is a function");
         let Ok(plan) = first else { return Ok(()) };
