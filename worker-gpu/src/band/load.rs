@@ -1,7 +1,7 @@
 //! Loading: from the model file through page-locked memory to the device.
 //!
 //! A matrix is cut into pieces of whole tiles. Threads repack one piece into page-locked memory while the device copies
-//! the pieces before it and the system reads the next weight ahead; the memory in between is bounded, and nothing is
+//! the pieces before it and the system reads the weight ahead; the memory in between is bounded, and nothing is
 //! copied straight from the mapped file.
 
 use super::error::BandError;
