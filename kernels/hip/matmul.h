@@ -74,6 +74,7 @@ template <class F, u32 COLUMNS>
 DEVICE void sum_floats(const Product& p, const u8* tile, u32 row, u32 first, u32 last, const u32* token, float* sum) {
   for (u32 cell = first; cell < last; cell++) {
     float t[COLUMNS] = {};
+    UNROLL(1)  // unrolled, uniform inputs would fill the scalar registers of AMD
     for (u32 k = 0; k < CELL; k += 4) {
       float weight[4];
       load_floats<F>(tile, cell, row, k, weight);

@@ -1,4 +1,4 @@
 // Products with IQ4_NL weights.
-#include "matmul.h"
+#include "gemm.h"
 
-MATMUL_KERNELS(iq4_nl, IQ4_NL)
+QUANT_KERNELS(iq4_nl, IQ4_NL)

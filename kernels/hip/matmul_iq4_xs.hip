@@ -1,4 +1,4 @@
 // Products with IQ4_XS weights.
-#include "matmul.h"
+#include "gemm.h"
 
-MATMUL_KERNELS(iq4_xs, IQ4_XS)
+QUANT_KERNELS(iq4_xs, IQ4_XS)

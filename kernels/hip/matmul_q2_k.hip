@@ -1,4 +1,4 @@
 // Products with Q2_K weights.
-#include "matmul.h"
+#include "gemm.h"
 
-MATMUL_KERNELS(q2_k, Q2_K)
+QUANT_KERNELS(q2_k, Q2_K)

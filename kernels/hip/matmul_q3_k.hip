@@ -1,4 +1,4 @@
 // Products with Q3_K weights.
-#include "matmul.h"
+#include "gemm.h"
 
-MATMUL_KERNELS(q3_k, Q3_K)
+QUANT_KERNELS(q3_k, Q3_K)

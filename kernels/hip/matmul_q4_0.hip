@@ -1,4 +1,4 @@
 // Products with Q4_0 weights.
-#include "matmul.h"
+#include "gemm.h"
 
-MATMUL_KERNELS(q4_0, Q4_0)
+QUANT_KERNELS(q4_0, Q4_0)

@@ -1,4 +1,4 @@
 // Products with Q4_1 weights.
-#include "matmul.h"
+#include "gemm.h"
 
-MATMUL_KERNELS(q4_1, Q4_1)
+QUANT_KERNELS(q4_1, Q4_1)

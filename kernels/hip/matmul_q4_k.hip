@@ -1,4 +1,4 @@
 // Products with Q4_K weights.
-#include "matmul.h"
+#include "gemm.h"
 
-MATMUL_KERNELS(q4_k, Q4_K)
+QUANT_KERNELS(q4_k, Q4_K)

@@ -1,4 +1,4 @@
 // Products with Q5_0 weights.
-#include "matmul.h"
+#include "gemm.h"
 
-MATMUL_KERNELS(q5_0, Q5_0)
+QUANT_KERNELS(q5_0, Q5_0)

@@ -1,4 +1,4 @@
 // Products with Q5_1 weights.
-#include "matmul.h"
+#include "gemm.h"
 
-MATMUL_KERNELS(q5_1, Q5_1)
+QUANT_KERNELS(q5_1, Q5_1)

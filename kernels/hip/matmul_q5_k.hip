@@ -1,4 +1,4 @@
 // Products with Q5_K weights.
-#include "matmul.h"
+#include "gemm.h"
 
-MATMUL_KERNELS(q5_k, Q5_K)
+QUANT_KERNELS(q5_k, Q5_K)

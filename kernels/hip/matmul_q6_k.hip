@@ -1,4 +1,4 @@
 // Products with Q6_K weights.
-#include "matmul.h"
+#include "gemm.h"
 
-MATMUL_KERNELS(q6_k, Q6_K)
+QUANT_KERNELS(q6_k, Q6_K)

@@ -1,4 +1,4 @@
 // Products with Q8_0 weights.
-#include "matmul.h"
+#include "gemm.h"
 
-MATMUL_KERNELS(q8_0, Q8_0)
+QUANT_KERNELS(q8_0, Q8_0)

@@ -169,6 +169,7 @@ DEVICE void mma_word(i32& sum, u32 a, u32 b) { sum = dot4((i32)a, (i32)b, sum); 
 
 template <class Sum, class Operand>
 DEVICE void mma(Sum& sum, const Operand& a, const Operand& b) {
+  UNROLL(1)
   for (u32 piece = 0; piece < WAVE / 16; piece++) {
     for (u32 i = 0; i < sizeof(Operand) / 4; i++) {
       u32 column_word = wave_shuffle(b.word[i], piece * 16 + lane_index() % 16);

@@ -6,6 +6,7 @@
 //   DEVICE                                     a helper
 //   SHARED_ARRAY(type, name, count)            memory of the block; not initialised
 //   DYNAMIC_SHARED(type, name)                 the block's memory whose size the launch gives, 16-byte aligned
+//   UNROLL(times)                              before a loop: how often the compiler may repeat its body
 //   WAVE                                       lanes of a wave: 32 or 64
 //   thread_index() block_threads() block_index_{x,y,z}() grid_blocks_{x,y}() lane_index()
 //   block_barrier()                            all threads of the block; orders shared and global memory

@@ -5,6 +5,8 @@
 #define DEVICE static inline __attribute__((device, always_inline))
 #define KERNEL(name, max_threads, ...)                                                              \
   extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, max_threads))) void name(__VA_ARGS__)
+#define SPILLWAY_TEXT(tokens) #tokens
+#define UNROLL(times) _Pragma(SPILLWAY_TEXT(unroll times))
 #define SHARED_ARRAY(type, name, count) static __attribute__((shared)) type name[count]
 extern __attribute__((shared, aligned(16))) u8 spillway_dynamic_shared[];
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(spillway_dynamic_shared)

@@ -14,6 +14,7 @@
     return &emulated::Describe<&name, max_threads>::kernel;                                   \
   }                                                                                           \
   static void name(__VA_ARGS__)
+#define UNROLL(times)
 #define SHARED_ARRAY(type, name, count) type* const name = emulated::shared_array<type, count>(__COUNTER__)
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(emulated::block->dynamic_shared)
 

@@ -14,6 +14,8 @@
 #define SPILLWAY_SHARED __shared__
 #define KERNEL(name, max_threads, ...) extern "C" __global__ __launch_bounds__(max_threads) void name(__VA_ARGS__)
 #endif
+#define SPILLWAY_TEXT(tokens) #tokens
+#define UNROLL(times) _Pragma(SPILLWAY_TEXT(unroll times))
 #define SHARED_ARRAY(type, name, count) static SPILLWAY_SHARED type name[count]
 extern SPILLWAY_SHARED __attribute__((aligned(16))) u8 spillway_dynamic_shared[];
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(spillway_dynamic_shared)

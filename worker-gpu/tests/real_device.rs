@@ -16,11 +16,14 @@ mod common;
 
 use common::{Bench, PRELUDE_CHECK, cases, nvrtc_child_command};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use spillway_kernels::device_layout::DeviceLayout;
+use spillway_kernels::formats::{Format, InputForm};
 use spillway_kernels::hip::SOURCES;
 use spillway_worker_gpu::compile::{KernelCompiler, Settings};
 use spillway_worker_gpu::hip::{
-    Device, Driver, Event, IpcHandle, Launch, Module, PeerBuffer, Provider, Stream, search,
+    Device, Driver, Event, HipError, IpcHandle, Launch, Module, PeerBuffer, Provider, Stream, search,
 };
+use spillway_worker_gpu::launch::{Inputs, Int8Rows, Matrix, Output};
 use std::fs::File;
 use std::process::Command;
 use std::ptr::NonNull;
@@ -169,7 +172,7 @@ fn a_graph_replays_faster_than_launches() {
         .stream
         .capture(|| {
             queue();
-            Ok(())
+            Ok::<(), HipError>(())
         })
         .unwrap();
     let time = |run: &dyn Fn()| {
@@ -185,6 +188,67 @@ fn a_graph_replays_faster_than_launches() {
     let replayed = time(&|| unsafe { graph.launch(&bench.stream) }.unwrap());
     println!("a kernel: {launched:.2} us launched, {replayed:.2} us in a graph");
     assert!(replayed < launched);
+}
+
+/// Microseconds of one call of `queue`, which is called with 0, 1, 2, ... and must not find its data in a cache.
+fn microseconds(bench: &Bench<'_>, calls: usize, mut queue: impl FnMut(usize)) -> f32 {
+    queue(0);
+    let [start, end] = std::array::from_fn(|_| Event::timed(&bench.device).unwrap());
+    bench.stream.record(&start).unwrap();
+    (0..calls).for_each(&mut queue);
+    bench.stream.record(&end).unwrap();
+    end.synchronize().unwrap();
+    end.milliseconds_since(&start).unwrap() * 1e3 / calls as f32
+}
+
+/// How fast every format is multiplied, on the shapes of a 27B model (5120 wide, 17408 in the MLP): share of memory bandwidth
+/// for few tokens, operations for many. Figures are printed, not judged: they belong to a device.
+#[test]
+#[ignore = "needs a GPU"]
+fn speed_of_products() {
+    const COPIES: usize = 8; // more than caches hold
+    const MANY: usize = 2048;
+    let compiler = compiler();
+    let bench = Bench::open(&provider(), &compiler).unwrap();
+    let kernels = bench.kernels();
+    for (rows, cols) in [(17408, 5120), (5120, 17408), (1024, 5120)] {
+        let values = bench.upload(&vec![0.5f32; MANY * cols]);
+        let int8_memory = bench.empty::<u8>(Int8Rows::bytes_for(MANY, cols));
+        let int8 = Int8Rows::new(int8_memory.slice(), MANY, cols).unwrap();
+        kernels.quantize_rows(&bench.stream, values.slice(), &int8).unwrap();
+        let out = bench.empty::<f32>(MANY * rows);
+        for format in Format::ALL {
+            let layout = DeviceLayout::new(format, cols).unwrap();
+            let memory = bench.empty::<u8>(COPIES * layout.matrix_bytes(rows).unwrap());
+            bench.stream.fill(memory.slice(), 0x11).unwrap();
+            let bytes = memory.len() / COPIES;
+            let matrices: Vec<Matrix> = (0..COPIES)
+                .map(|i| Matrix::new(layout, rows, memory.slice().part(i * bytes, bytes).unwrap()).unwrap())
+                .collect();
+            let inputs = match format.input_form() {
+                InputForm::Int8 => Inputs::Int8(int8),
+                InputForm::F32 => Inputs::F32(values.slice()),
+            };
+            let time = |tokens: usize, calls: usize| {
+                microseconds(&bench, calls, |call| {
+                    let (weight, output) = (&matrices[call % COPIES], Output::store(out.slice()));
+                    kernels.matmul(&bench.stream, weight, inputs, tokens, output).unwrap();
+                })
+            };
+            let few: Vec<String> = [1, 2, 4, 8, 16, 32]
+                .iter()
+                .map(|tokens| (tokens, time(*tokens, 100)))
+                .map(|(tokens, us)| format!("x{tokens} {us:.1} us {:.0} GB/s", bytes as f32 / us / 1e3))
+                .collect();
+            let us = time(MANY, 3);
+            let operations = 2.0 * (rows * cols * MANY) as f32 / us / 1e6;
+            println!(
+                "{rows} x {cols} {}: {}, x{MANY} {us:.0} us {operations:.1} T/s",
+                format.name(),
+                few.join(", ")
+            );
+        }
+    }
 }
 
 /// Environment variable with which [`ipc_child`] gets a handle: hexadecimal bytes, then the length.

@@ -18,6 +18,20 @@ pub enum Arch {
     },
 }
 
+/// Beginnings of the names of AMD GPUs that `kernels/hip/mma.h` uses matrix units of.
+const AMD_MATRIX_UNITS: [&str; 6] = ["gfx908", "gfx90a", "gfx94", "gfx950", "gfx11", "gfx12"];
+
+impl Arch {
+    /// Whether products of small matrices run on units of their own; elsewhere kernels emulate them, slowly.
+    pub fn has_matrix_units(&self) -> bool {
+        match self {
+            Arch::Amd(name) => AMD_MATRIX_UNITS.iter().any(|beginning| name.starts_with(beginning)),
+            Arch::Nvidia(_) => true,
+            Arch::Emulated { .. } => false,
+        }
+    }
+}
+
 impl FromStr for Arch {
     type Err = CompileError;
 
@@ -51,6 +65,23 @@ impl fmt::Display for Arch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The first RDNA generations and the first CDNA's ancestors have none.
+    #[test]
+    fn knows_matrix_units() {
+        for (text, has) in [
+            ("gfx906", false),
+            ("gfx908", true),
+            ("gfx942:sramecc+", true),
+            ("gfx1030", false),
+            ("gfx1151", true),
+            ("gfx1201", true),
+            ("sm_90", true),
+            ("emulated_wave32", false),
+        ] {
+            assert_eq!(text.parse::<Arch>().unwrap().has_matrix_units(), has, "{text}");
+        }
+    }
 
     /// Device names come from drivers, and end up in command lines and file names.
     #[test]

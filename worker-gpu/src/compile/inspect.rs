@@ -7,7 +7,7 @@ use super::msgpack::{self, Value};
 pub struct KernelReport {
     /// Its name.
     pub name: String,
-    /// Static shared memory of a block in bytes. For assembly text, that of all entry points together.
+    /// Static shared memory of a block in bytes.
     pub shared_bytes: u64,
     /// Registers of a thread (vector registers on AMD).
     pub registers: Option<u64>,
@@ -45,18 +45,20 @@ fn named(names: impl Iterator<Item = String>) -> Vec<KernelReport> {
 
 /// Entry points and shared arrays of assembly text as clang prints it: `.visible .entry name(` and
 /// `.shared .align 4 .b8 name[128];`.
+/// Arrays stand in the entry point that has them, or in front of all of them.
 fn inspect_ptx(text: &str) -> Vec<KernelReport> {
-    let shared_bytes = text
-        .lines()
-        .map(str::trim_start)
-        .filter(|line| line.starts_with(".shared"))
-        .filter_map(|line| line.split('[').nth(1)?.split(']').next()?.parse::<u64>().ok())
-        .sum();
-    let entries =
-        text.lines().filter_map(|line| line.trim_start().strip_prefix(".visible .entry ")?.split('(').next());
-    let report =
-        |name: &str| KernelReport { name: name.to_owned(), shared_bytes, registers: None, spills: None };
-    entries.map(report).collect()
+    let (mut reports, mut of_all): (Vec<KernelReport>, u64) = (Vec::new(), 0);
+    for line in text.lines().map(str::trim_start) {
+        if let Some(name) = line.strip_prefix(".visible .entry ").and_then(|rest| rest.split('(').next()) {
+            let name = name.to_owned();
+            reports.push(KernelReport { name, shared_bytes: of_all, registers: None, spills: None });
+        } else if line.starts_with(".shared") {
+            let bytes = line.split('[').nth(1).and_then(|rest| rest.split(']').next()?.parse::<u64>().ok());
+            let total = reports.last_mut().map_or(&mut of_all, |report| &mut report.shared_bytes);
+            *total += bytes.unwrap_or(0);
+        }
+    }
+    reports
 }
 
 /// The metadata note of an AMD code object (version 3 and later): a MessagePack map.
@@ -227,10 +229,9 @@ mod tests {
 
     #[test]
     fn assembly_text_lists_entries_and_shared_arrays() {
-        let text =
-            ".version 8.0\n\t.shared .align 4 .b8 _ZZ1a[128];\n.visible .entry one(\n.visible .entry two(\n";
+        let text = ".version 8.0\n.shared .align 4 .b8 a[128];\n.visible .entry one(\n\t.shared .align 4 .b8 b[64];\n.visible .entry two(\n";
         let reports = inspect(text.as_bytes()).unwrap();
         assert_eq!(reports.iter().map(|report| report.name.as_str()).collect::<Vec<_>>(), ["one", "two"]);
-        assert_eq!(reports[0].shared_bytes, 128);
+        assert_eq!([reports[0].shared_bytes, reports[1].shared_bytes], [192, 128]);
     }
 }

@@ -9,6 +9,12 @@ use spillway_kernels::formats::{Format, FormatError, InputForm};
 const GROUPS: [usize; 4] = [1, 2, 4, 8];
 /// Threads of a row-by-row product: [`TILE_ROWS`] rows by 16 slices of the columns.
 const BLOCK: u32 = 256;
+/// Rows, tokens and threads of a block of the kernels for many tokens.
+const GEMM_ROWS: usize = 64;
+const GEMM_TOKENS: usize = 128;
+const GEMM_BLOCK: u32 = 256;
+/// Tokens from which matrix units beat passes over the weights.
+const GEMM_MIN: usize = 24;
 /// Cells that a thread of the embedding kernel decodes, one each.
 const EMBED_BLOCK: usize = 64;
 
@@ -150,6 +156,8 @@ pub(super) struct Entries {
     /// Row by row, for each of [`GROUPS`].
     by_group: [Function; GROUPS.len()],
     embed: Function,
+    /// On matrix units, for quantised formats.
+    gemm: Option<Function>,
 }
 
 impl Entries {
@@ -160,6 +168,10 @@ impl Entries {
         Ok(Self {
             by_group: [group(GROUPS[0])?, group(GROUPS[1])?, group(GROUPS[2])?, group(GROUPS[3])?],
             embed: module.function(&format!("embed_{name}"))?,
+            gemm: match format.input_form() {
+                InputForm::Int8 => Some(module.function(&format!("gemm_{name}"))?),
+                InputForm::F32 => None,
+            },
         })
     }
 }
@@ -198,11 +210,19 @@ impl Kernels {
             check.number("tokens", tokens)?.into(),
             u32::from(output.add).into(),
         ];
-        let group = GROUPS.iter().position(|group| *group >= tokens).unwrap_or(GROUPS.len() - 1);
-        let tiles = check.number("rows", weight.rows.div_ceil(TILE_ROWS))?;
-        let groups = check.number("tokens", tokens.div_ceil(GROUPS[group]))?;
-        let launch = Launch { grid: [tiles, groups, 1], block: BLOCK, shared_bytes: 0 };
-        queue(stream, &entries.by_group[group], launch, &args)
+        let (function, threads, rows, columns) = match &entries.gemm {
+            Some(gemm) if self.matrix_units && tokens >= GEMM_MIN => {
+                (gemm, GEMM_BLOCK, GEMM_ROWS, GEMM_TOKENS)
+            }
+            _ => {
+                let group = GROUPS.iter().position(|group| *group >= tokens).unwrap_or(GROUPS.len() - 1);
+                (&entries.by_group[group], BLOCK, TILE_ROWS, GROUPS[group])
+            }
+        };
+        let row_blocks = check.number("rows", weight.rows.div_ceil(rows))?;
+        let token_blocks = check.number("tokens", tokens.div_ceil(columns))?;
+        let launch = Launch { grid: [row_blocks, token_blocks, 1], block: threads, shared_bytes: 0 };
+        queue(stream, function, launch, &args)
     }
 
     /// `out[i]` = row `ids[i]` (u32) of `table`, decoded: the residual rows of tokens.

@@ -68,6 +68,7 @@ pub struct Kernels {
     delta_net: delta_net::Entries,
     matmul: BTreeMap<Format, matmul::Entries>,
     compute_units: usize,
+    matrix_units: bool,
 }
 
 impl Kernels {
@@ -77,6 +78,7 @@ impl Kernels {
     /// [`LaunchError::Compile`], [`LaunchError::Hip`].
     pub fn load(device: &Device, compiler: &KernelCompiler, formats: &[Format]) -> Result<Self, LaunchError> {
         let arch: Arch = device.info().arch.parse()?;
+        let matrix_units = arch.has_matrix_units();
         let loader = Loader { device, compiler, arch };
         let matmul = formats.iter().map(|format| Ok((*format, matmul::Entries::load(&loader, *format)?)));
         Ok(Self {
@@ -89,7 +91,15 @@ impl Kernels {
             delta_net: delta_net::Entries::load(&loader)?,
             matmul: matmul.collect::<Result<_, LaunchError>>()?,
             compute_units: device.info().compute_units as usize,
+            matrix_units,
         })
+    }
+
+    /// The same with or without the kernels for matrix units, whatever the device has: results are the same bits. For
+    /// tests and measurements.
+    #[must_use]
+    pub fn with_matrix_units(self, matrix_units: bool) -> Self {
+        Self { matrix_units, ..self }
     }
 }
 

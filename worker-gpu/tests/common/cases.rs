@@ -18,6 +18,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("quantize_rows", products::quantize_rows),
     ("argmax", operations::argmax),
     ("matmul", products::matmul),
+    ("gemm", products::gemm),
     ("matmul_outputs", products::matmul_outputs),
     ("embed_rows", products::embed_rows),
     ("attention", operations::attention),

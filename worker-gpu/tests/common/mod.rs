@@ -108,7 +108,7 @@ pub struct Bench<'a> {
     pub device: Device,
     pub stream: Stream,
     pub arch: Arch,
-    compiler: &'a KernelCompiler,
+    pub compiler: &'a KernelCompiler,
     kernels: OnceCell<Kernels>,
 }
 
