@@ -148,7 +148,7 @@ fn failures_of_a_device_are_told() {
     let models = Models::new();
     let model = models.tiny();
     let cases = [
-        ("emulated:memory=1MiB", 3, "out_of_memory", "of device 0"),
+        ("emulated:memory=64KiB", 3, "out_of_memory", "of device 0"),
         ("emulated:devices=0", 3, "no_gpu", "no device"),
         ("emulated:fail-launch=3", 4, "worker_failed", "worker of stage 0"),
         ("emulated:lose-at-call=60", 4, "worker_failed", "lost"),

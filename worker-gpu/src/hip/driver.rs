@@ -139,9 +139,10 @@ impl Driver {
         if status.is_success() { Ok(()) } else { Err(self.failure(status, call, what())) }
     }
 
-    /// For destructors: a failure is logged, since nobody is there to receive it.
+    /// For destructors: a failure is logged, since nobody is there to receive it. That a lost device takes nothing back was
+    /// told when it was lost.
     pub(super) fn check_drop(&self, status: Status, call: &'static str) {
-        if !status.is_success() {
+        if !status.is_success() && !status.is_device_lost() {
             tracing::warn!(
                 call,
                 status = status.0,
