@@ -4,14 +4,14 @@
 use crate::planner::{DeviceWish, Gpu, GpuSurvey, Machine, PlacementRequest, Refusal};
 use spillway_protocol::plan::GpuDevice;
 use spillway_worker_gpu::devices::{DeviceReport, Survey};
+use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::mpsc;
+use std::time::Duration;
 
 /// Longest search: a driver may have to wake devices up.
 const SEARCH_LIMIT: Duration = Duration::from_secs(30);
-/// How often the search is looked at.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// This program.
 pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -46,26 +46,37 @@ fn survey(wish: &DeviceWish, exe: &Path) -> GpuSurvey {
 }
 
 fn search(mut command: Command) -> Result<Survey, String> {
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let output = wait(child.map_err(|error| error.to_string())?)?;
-    if !output.status.success() {
-        return Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()));
+    let text = |error: std::io::Error| error.to_string();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(text)?;
+    let report = read(&mut child);
+    if report.is_err() {
+        // Fails when it has ended, which is what is wanted.
+        let _ = child.kill();
     }
-    serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
+    let status = child.wait().map_err(text)?;
+    let report = report?;
+    if !status.success() {
+        return Err(format!("{status}: {}", String::from_utf8_lossy(&report).trim()));
+    }
+    serde_json::from_slice(&report).map_err(|error| error.to_string())
 }
 
-/// The report fits into a pipe, so the child never waits for its reader.
-fn wait(mut child: Child) -> Result<std::process::Output, String> {
-    let deadline = Instant::now() + SEARCH_LIMIT;
-    while child.try_wait().map_err(|error| error.to_string())?.is_none() {
-        if Instant::now() > deadline {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(format!("a driver does not answer within {} s", SEARCH_LIMIT.as_secs()));
-        }
-        std::thread::sleep(LOOK_AGAIN);
+/// Everything that a child prints.
+fn read(child: &mut Child) -> Result<Vec<u8>, String> {
+    let mut stdout = child.stdout.take().ok_or("its output cannot be read")?;
+    let (sender, receiver) = mpsc::channel();
+    let reader = move || {
+        let mut report = Vec::new();
+        let read = stdout.read_to_end(&mut report).map(|_| report);
+        // Fails when nobody waits any more.
+        let _ = sender.send(read);
+    };
+    std::thread::Builder::new().name("devices".into()).spawn(reader).map_err(|error| error.to_string())?;
+    match receiver.recv_timeout(SEARCH_LIMIT) {
+        Ok(read) => read.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("a driver does not answer within {} s", SEARCH_LIMIT.as_secs())),
     }
-    child.wait_with_output().map_err(|error| error.to_string())
 }
 
 fn gpu(report: DeviceReport) -> Gpu {
