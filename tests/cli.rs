@@ -124,6 +124,7 @@ fn a_placement_that_cannot_be_had_is_refused_with_its_own_code() {
     plan("--gpu-layer-budget", "auto", "gpu_layer_budget_without_gpu", "auto");
     plan("--offload-exec", "pcie", "offload_exec_without_gpu", "pcie");
     plan("--kv-type", "q8", "kv_type_unknown", "q8");
+    plan("--activations", "int4", "activations_unknown", "int4");
     assert_refused(
         &["plan", "-m", text(&tiny), "--pp", "3", "--pp-layers", "2,2"],
         3,

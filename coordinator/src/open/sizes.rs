@@ -2,7 +2,7 @@
 
 use super::{OpenError, WeightRefusal};
 use crate::planner::{LayerSizes, ModelSummary};
-use spillway_kernels::formats::{Format, InputForm};
+use spillway_kernels::formats::Format;
 use spillway_kernels::pack::PackedMatrix;
 use spillway_model::file::ModelFile;
 use spillway_model::program::{Layer, Step, WeightRef};
@@ -20,7 +20,7 @@ pub(super) struct Sizer<'a> {
 #[derive(Debug, Clone, Copy)]
 struct Matrix {
     bytes: u64,
-    input: InputForm,
+    format: Format,
 }
 
 impl Sizer<'_> {
@@ -42,30 +42,32 @@ impl Sizer<'_> {
             layers: layers?,
             embedding_bytes: self.file.weight(&program.embed)?.bytes.len() as u64,
             head_bytes: head.bytes + vector_bytes(&program.head.norm),
-            head_input: head.input,
+            head_format: head.format,
         })
     }
 
     fn layer(self, layer: &Layer) -> Result<LayerSizes, OpenError> {
         let mut weights = layer.steps.iter().flat_map(vectors).map(vector_bytes).sum();
-        let mut inputs = Vec::new();
+        let (mut elements, mut formats) = (0, Vec::new());
         for weight in matrices(layer) {
             let matrix = self.matrix(weight)?;
             weights += matrix.bytes;
-            if !inputs.contains(&matrix.input) {
-                inputs.push(matrix.input);
+            elements += (weight.rows * weight.cols) as u64;
+            if !formats.contains(&matrix.format) {
+                formats.push(matrix.format);
             }
         }
         let recurrent = layer.recurrent.map_or(0, |shape| shape.conv_len() + shape.matrix_len());
         let kv = layer.kv.map_or(0, |shape| shape.kv_heads * (shape.key_dim + shape.value_dim));
         Ok(LayerSizes {
             weights,
+            elements,
             kv_elements: kv as u64,
             state_values: recurrent as u64,
             buffers: layer.buffers.clone(),
             hidden: layer.steps.iter().map(hidden).max().unwrap_or(0),
             widest_input: matrices(layer).map(|weight| weight.cols).max().unwrap_or(0),
-            inputs,
+            formats,
         })
     }
 
@@ -77,7 +79,7 @@ impl Sizer<'_> {
             .ok_or_else(|| refused(WeightRefusal::NoKernel(ggml_type.to_string())))?;
         let bytes = PackedMatrix::packed_bytes(format, weight.rows, weight.cols)
             .map_err(|error| refused(WeightRefusal::Shape(error)))?;
-        Ok(Matrix { bytes: bytes as u64, input: format.input_form() })
+        Ok(Matrix { bytes: bytes as u64, format })
     }
 }
 

@@ -2,9 +2,9 @@
 
 use super::request::Bands;
 use super::{LayerSizes, ModelSummary, Refusal};
-use spillway_kernels::activations::Activations;
-use spillway_kernels::formats::InputForm;
+use spillway_kernels::activations::{Activations, Forms};
 use spillway_protocol::plan::{KV_BLOCK_TOKENS, Limits, StageBytes};
+use spillway_worker_cpu::band::codes;
 use std::ops::Range;
 
 /// Cuts `layers` layers into contiguous bands.
@@ -63,8 +63,7 @@ pub(super) fn stage_bytes(model: &ModelSummary, limits: &Limits, band: &Range<us
         embedding: if band.start == 0 { model.embedding_bytes } else { 0 },
         kv: kv_bytes(sum(|layer| layer.kv_elements), limits),
         state: sum(|layer| layer.state_values) * 4 * limits.max_sequences as u64,
-        scratch: scratch_bytes(layers, limits.max_step_tokens)
-            + if head { head_scratch_bytes(model, limits) } else { 0 },
+        scratch: scratch_bytes(layers, limits) + if head { head_scratch_bytes(model, limits) } else { 0 },
         rings: super::rings::outgoing_bytes(model, limits, head)
             + if band.start == 0 { super::rings::incoming_bytes(model, limits) } else { 0 },
     }
@@ -77,20 +76,22 @@ fn kv_bytes(elements: u64, limits: &Limits) -> u64 {
 
 /// Buffers of the largest step, shared by all layers of the band: each as wide as the widest layer needs it, and one prepared
 /// matrix input.
-fn scratch_bytes(layers: &[LayerSizes], step: usize) -> u64 {
+fn scratch_bytes(layers: &[LayerSizes], limits: &Limits) -> u64 {
+    let step = limits.max_step_tokens;
     let buffers = layers.iter().map(|layer| layer.buffers.len()).max().unwrap_or(0);
     let width = |buffer: usize| layers.iter().filter_map(|layer| layer.buffers.get(buffer)).max().copied();
     let shared: usize = (0..buffers).filter_map(width).sum();
     let hidden = layers.iter().map(|layer| layer.hidden).max().unwrap_or(0);
     let widest = layers.iter().map(|layer| layer.widest_input).max().unwrap_or(0);
-    let forms: Vec<InputForm> = layers.iter().flat_map(|layer| layer.inputs.iter().copied()).collect();
-    let inputs = Activations::bytes_for(step, widest, &forms);
+    let formats = layers.iter().flat_map(|layer| layer.formats.iter().copied());
+    let inputs = Activations::bytes_for(step, widest, Forms::of(formats, codes(limits.activations)));
     (step * (shared + hidden) * size_of::<f32>() + inputs) as u64
 }
 
 /// Per logit row: the residual, its norm, the logits, and the prepared input of the output projection.
 fn head_scratch_bytes(model: &ModelSummary, limits: &Limits) -> u64 {
     let (rows, d_model) = (limits.max_logit_rows, model.model.d_model);
-    let inputs = Activations::bytes_for(rows, d_model, &[model.head_input]);
+    let inputs =
+        Activations::bytes_for(rows, d_model, Forms::of([model.head_format], codes(limits.activations)));
     (rows * (2 * d_model + model.model.vocab) * size_of::<f32>() + inputs) as u64
 }

@@ -24,7 +24,7 @@ pub use summary::{LayerSizes, ModelSummary};
 
 /// Decides which process runs which layers. Pure: the same arguments give the same plan.
 pub fn plan(model: &ModelSummary, machine: &Machine, request: &PlacementRequest) -> Result<Plan, Refusal> {
-    let wishes = request.read(model.model.context_length, model.is_quantised())?;
+    let wishes = request.read(model)?;
     let bands = layout::bands(model.layers.len(), &wishes.bands)?;
     let limits = fit_limits(model, machine, &wishes, &bands)?;
     let stages = bands
@@ -71,6 +71,7 @@ fn fit_limits(
         max_sequences: wishes.parallel,
         kv_blocks,
         kv_type: wishes.kv_type,
+        activations: wishes.activations,
         max_step_tokens: wishes.step,
         max_logit_rows: layout::logit_rows(model.model.vocab, wishes.step, wishes.parallel),
     };

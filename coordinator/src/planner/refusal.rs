@@ -47,6 +47,12 @@ pub enum Refusal {
         /// As written.
         asked: String,
     },
+    /// An input type that does not exist.
+    #[error("activations is `{asked}`, but must be `auto`, `int8` or `int16`")]
+    ActivationsUnknown {
+        /// As written.
+        asked: String,
+    },
     /// A number outside its range.
     #[error("{field} is {found}, but must be between {low} and {high}")]
     OutOfRange {
@@ -170,6 +176,7 @@ impl Refusal {
             Refusal::PcieWithoutGpu => "offload_exec_without_gpu",
             Refusal::OffloadUnknown { .. } => "offload_exec_unknown",
             Refusal::KvTypeUnknown { .. } => "kv_type_unknown",
+            Refusal::ActivationsUnknown { .. } => "activations_unknown",
             Refusal::OutOfRange { .. } => "placement_out_of_range",
             Refusal::MaxSeqBeyondModel { .. } => "max_seq_beyond_model",
             Refusal::StagesDisagree { .. } => "stages_disagree",

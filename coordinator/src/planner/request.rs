@@ -1,8 +1,8 @@
 //! What the user asked for, as written, and its reading into values that cannot be wrong. The planner does the reading,
 //! so that the command line, JSON lines and configuration files share one set of refusals.
 
-use super::Refusal;
-use spillway_protocol::plan::KvType;
+use super::{ModelSummary, Refusal};
+use spillway_protocol::plan::{ActivationType, KvType};
 
 /// Placement options. Every field left out takes the planner's default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -27,6 +27,9 @@ pub struct PlacementRequest {
     pub parallel: Option<usize>,
     /// KV cache element: `auto` (f32 for unquantised files, f16 for quantised ones), `f32` or `f16`.
     pub kv_type: Option<String>,
+    /// Inputs of quantised matrices: `auto` (16 bits for models below [`FINE_BELOW`] layer weights, 8 bits for larger ones),
+    /// `int8` or `int16`.
+    pub activations: Option<String>,
     /// Tokens of the largest step. Default 512, at most `max_seq` when that is longer than the decode batch.
     pub chunk: Option<usize>,
 }
@@ -34,6 +37,9 @@ pub struct PlacementRequest {
 const DEFAULT_MAX_SEQ: usize = 4096;
 const DEFAULT_PARALLEL: usize = 4;
 const DEFAULT_STEP: usize = 512;
+
+/// Layer weights from which on a model does not need inputs finer than 8 bits (decision 7).
+const FINE_BELOW: u64 = 1_000_000_000;
 
 /// Highest values that mean anything; beyond them a typo is more likely than a wish.
 const MAX_THREADS: usize = 1024;
@@ -50,6 +56,7 @@ pub(super) struct Wishes {
     pub step: usize,
     pub threads: Option<usize>,
     pub kv_type: KvType,
+    pub activations: ActivationType,
 }
 
 /// How layers are divided.
@@ -60,10 +67,10 @@ pub(super) enum Bands {
 }
 
 impl PlacementRequest {
-    pub(super) fn read(&self, context: usize, quantised: bool) -> Result<Wishes, Refusal> {
+    pub(super) fn read(&self, model: &ModelSummary) -> Result<Wishes, Refusal> {
         self.refuse_gpu_options()?;
         let parallel = in_range("parallel", self.parallel, DEFAULT_PARALLEL, MAX_PARALLEL)?;
-        let max_seq = self.read_max_seq(context)?;
+        let max_seq = self.read_max_seq(model.model.context_length)?;
         let step = in_range("chunk", self.chunk, DEFAULT_STEP.min(max_seq), MAX_STEP)?;
         Ok(Wishes {
             bands: self.read_bands()?,
@@ -72,7 +79,8 @@ impl PlacementRequest {
             // A decode token of every live sequence fits into one step.
             step: step.max(parallel),
             threads: self.threads.map(|n| in_range("threads", Some(n), n, MAX_THREADS)).transpose()?,
-            kv_type: self.read_kv_type(quantised)?,
+            kv_type: self.read_kv_type(model.is_quantised())?,
+            activations: self.read_activations(model.layer_weights())?,
         })
     }
 
@@ -109,6 +117,15 @@ impl PlacementRequest {
             Some("f32") => Ok(KvType::F32),
             Some("f16") => Ok(KvType::F16),
             Some(asked) => Err(Refusal::KvTypeUnknown { asked: asked.into() }),
+        }
+    }
+
+    fn read_activations(&self, layer_weights: u64) -> Result<ActivationType, Refusal> {
+        match written(&self.activations) {
+            None | Some("auto") if layer_weights < FINE_BELOW => Ok(ActivationType::Int16),
+            None | Some("auto" | "int8") => Ok(ActivationType::Int8),
+            Some("int16") => Ok(ActivationType::Int16),
+            Some(asked) => Err(Refusal::ActivationsUnknown { asked: asked.into() }),
         }
     }
 

@@ -78,6 +78,8 @@ pub struct PlacementParams {
     pub parallel: Option<u64>,
     /// Element type of the KV cache: `auto`, `f32` or `f16`.
     pub kv_type: Option<String>,
+    /// Inputs of quantised matrices: `auto`, `int8` or `int16`.
+    pub activations: Option<String>,
     /// Tokens of the largest step.
     pub chunk: Option<u64>,
 }
@@ -212,6 +214,7 @@ fn take_placement(fields: &mut Fields) -> Result<PlacementParams, LineError> {
         devices: text(fields.take("devices")?),
         parallel: fields.take("parallel")?,
         kv_type: fields.take("kv_type")?,
+        activations: fields.take("activations")?,
         chunk: fields.take("chunk")?,
     })
 }
