@@ -37,7 +37,7 @@ pub(super) const HALF: i32 = 1 << (PLANE_BITS - 1);
 #[inline(always)]
 pub(super) fn scale_and_inverse<const P: usize>(largest: u32) -> Option<(f32, f32)> {
     let amax = f32::from_bits(largest);
-    let max = const { (PLANE_MAX << ((P as u32 - 1) * PLANE_BITS)) as f32 };
+    let max = const { (PLANE_MAX << ((P - 1) * PLANE_BITS as usize)) as f32 };
     match amax {
         _ if !amax.is_finite() => None,
         ..TINY => Some((0.0, 0.0)),
