@@ -19,6 +19,33 @@ struct Row {
     std: f64,
 }
 
+impl Row {
+    /// The `n` largest logits that were shown, with their ids.
+    fn largest(&self, n: usize) -> impl Iterator<Item = (u64, f64)> {
+        let mut all: Vec<(u64, f64)> = self.top.iter().map(|(&id, &logit)| (id, logit)).collect();
+        all.sort_by(|a, b| b.1.total_cmp(&a.1));
+        all.into_iter().take(n)
+    }
+}
+
+/// A root mean square in the making.
+#[derive(Default)]
+struct Rms {
+    squares: f64,
+    count: f64,
+}
+
+impl Rms {
+    fn add(&mut self, difference: f64) {
+        self.squares += difference * difference;
+        self.count += 1.0;
+    }
+
+    fn value(&self) -> f64 {
+        (self.squares / self.count).sqrt()
+    }
+}
+
 fn oracles() -> Option<PathBuf> {
     let folder = std::env::var_os("SPILLWAY_ORACLES")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/oracles"), PathBuf::from);
@@ -158,7 +185,7 @@ fn quantised_files_stay_within_the_noise_that_8_bit_activations_make_and_small_m
                 continue;
             }
             let floor = if SIMPLE.iter().any(|format| file.ends_with(format)) { simple } else { k_quant };
-            let (mut squares, mut fine_squares, mut count) = (0.0, 0.0, 0.0);
+            let (mut noise, mut fine_noise) = (Rms::default(), Rms::default());
             let (mut agree, mut positions, mut peer) = (0usize, 0usize, 0.0);
             for seq in seqs.as_object().unwrap() {
                 // The tokens of a sequence are the same in every file of a folder.
@@ -168,16 +195,19 @@ fn quantised_files_stay_within_the_noise_that_8_bit_activations_make_and_small_m
                 let fine = logits(&model, &prompt, &["--top", "1152"]);
                 for pair in seq.1["exact_last_top20"].as_array().unwrap() {
                     let (id, exact) = (pair[0].as_u64().unwrap(), pair[1].as_f64().unwrap());
-                    squares += (rows[prompt.len() - 1].top[&id] - exact).powi(2);
-                    fine_squares += (fine[prompt.len() - 1].top[&id] - exact).powi(2);
-                    count += 1.0;
+                    fine_noise.add(fine[prompt.len() - 1].top[&id] - exact);
+                }
+                // The goldens have exact logits of the last position only, too few for a noise of one draw per position.
+                // Those with 16-bit activations stand in for them everywhere else: they are that close.
+                for (row, fine) in rows.iter().zip(&fine) {
+                    fine.largest(20).for_each(|(id, exact)| noise.add(row.top[&id] - exact));
                 }
                 let exact = ids(&seq.1["exact_argmax_all"]);
                 agree += exact.iter().zip(&rows).filter(|(exact, row)| **exact == row.argmax).count();
                 positions += exact.len();
                 peer += seq.1["llamacpp_vs_exact"]["argmax_agree"].as_f64().unwrap() * exact.len() as f64;
             }
-            let [rms, fine] = [squares, fine_squares].map(|squares| f64::sqrt(squares / count));
+            let (rms, fine) = (noise.value(), fine_noise.value());
             let (agree, peer) = (agree as f64 / positions as f64, peer / positions as f64);
             eprintln!(
                 "{file}: rms {rms:.4} (floor {floor}), by default {fine:.4}, argmax agreement {agree:.3} (llama.cpp {peer:.3})"
