@@ -124,6 +124,7 @@ fn a_placement_that_cannot_be_had_is_refused_with_its_own_code() {
     plan("--gpu-layer-budget", "auto", "gpu_layer_budget_without_gpu", "auto");
     plan("--offload-exec", "pcie", "offload_exec_without_gpu", "pcie");
     plan("--kv-type", "q8", "kv_type_unknown", "q8");
+    plan("--activations", "int4", "activations_unknown", "int4");
     assert_refused(
         &["plan", "-m", text(&tiny), "--pp", "3", "--pp-layers", "2,2"],
         3,
@@ -244,4 +245,34 @@ fn completions_are_a_script_for_each_shell() {
         assert!(ran.stdout.contains(shown) && ran.stdout.contains("detokenize"), "{shell}");
         assert!(!ran.stdout.contains("worker-cpu"), "{shell} offers what users do not start");
     }
+}
+
+#[test]
+fn a_path_that_is_not_text_is_refused_before_anything_starts() {
+    use std::os::unix::ffi::OsStrExt;
+    let models = Models::new();
+    let path = models.path("x").with_file_name(std::ffi::OsStr::from_bytes(b"n\xff.gguf"));
+    std::fs::copy(models.tiny(), &path).unwrap();
+    for command in [["inspect"].as_slice(), &["plan", "-m"], &["logits", "--ids", "1", "-m"]] {
+        let output = support::spillway(command).arg(&path).output().unwrap();
+        assert_eq!(output.status.code(), Some(3), "{command:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("not valid UTF-8"), "{output:?}");
+    }
+}
+
+#[test]
+fn unknown_kernels_are_refused_before_a_worker_starts() {
+    let models = Models::new();
+    let tiny = models.tiny();
+    let logits = |kernels: &str| {
+        let args = ["logits", "--json", "--ids", "1", "-m", text(&tiny)];
+        support::spillway(args).env("SPILLWAY_KERNELS", kernels).output().unwrap()
+    };
+    let output = logits("bogus");
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let error: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(error["code"], "kernel_set_unknown");
+    assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1);
+    // Set but empty is as good as unset.
+    assert_eq!(logits("").status.code(), Some(0));
 }

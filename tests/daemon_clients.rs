@@ -165,7 +165,8 @@ fn a_killed_worker_ends_its_requests_once_and_the_daemon_goes_on() {
     }
     // No zombie, no survivor: both ended, and were waited for.
     assert!(holds_within(Duration::from_secs(5), || daemon.workers().is_empty()), "{:?}", daemon.workers());
-    assert_eq!(daemon.main.ask(json!({"type": "diag"}), "diag")["state"], "failed");
+    let diag = daemon.main.ask(json!({"type": "diag"}), "diag");
+    assert_eq!((&diag["state"], &diag["model_loaded"]), (&json!("failed"), &json!(false)));
     daemon.main.send(ask("r", 2));
     assert_eq!(daemon.main.answer("r").1["type"], "error");
     daemon.main.load(&models.tiny(), json!({}));

@@ -11,20 +11,17 @@ use serde_json::Value;
 use spillway_model::testing::{TinyModel, oracles};
 use std::path::Path;
 use std::process::Stdio;
-use support::{Models, Ran, finish, spillway};
+use support::{Models, Ran, spillway};
 
 const ARCHITECTURES: [&str; 4] = ["llama", "qwen2", "qwen3", "qwen35"];
 
 /// Runs the program with kernels from a cache that tests share.
 fn run(args: &[&str]) -> Ran {
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    let child = spillway(args)
-        .env("SPILLWAY_KERNEL_CACHE", cache)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    finish(child.unwrap(), b"")
+    // No limit on the time: the first test compiles every kernel, on a machine that may be busy.
+    let output = spillway(args).env("SPILLWAY_KERNEL_CACHE", cache).stdin(Stdio::null()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
 /// Whether kernels for the emulated device can be had.

@@ -19,6 +19,33 @@ struct Row {
     std: f64,
 }
 
+impl Row {
+    /// The `n` largest logits that were shown, with their ids.
+    fn largest(&self, n: usize) -> impl Iterator<Item = (u64, f64)> {
+        let mut all: Vec<(u64, f64)> = self.top.iter().map(|(&id, &logit)| (id, logit)).collect();
+        all.sort_by(|a, b| b.1.total_cmp(&a.1));
+        all.into_iter().take(n)
+    }
+}
+
+/// A root mean square in the making.
+#[derive(Default)]
+struct Rms {
+    squares: f64,
+    count: f64,
+}
+
+impl Rms {
+    fn add(&mut self, difference: f64) {
+        self.squares += difference * difference;
+        self.count += 1.0;
+    }
+
+    fn value(&self) -> f64 {
+        (self.squares / self.count).sqrt()
+    }
+}
+
 fn oracles() -> Option<PathBuf> {
     let folder = std::env::var_os("SPILLWAY_ORACLES")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/oracles"), PathBuf::from);
@@ -143,8 +170,11 @@ const NOISE_FLOOR: [(&str, f64, f64); 5] = [
 ];
 const SIMPLE: [&str; 6] = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"];
 
+/// What may be left of the noise with 16-bit activations.
+const FINE_SHARE: f64 = 0.1;
+
 #[test]
-fn quantised_files_stay_within_the_noise_that_8_bit_activations_make() {
+fn quantised_files_stay_within_the_noise_that_8_bit_activations_make_and_small_models_far_below() {
     let Some(folder) = oracles() else { return };
     let mut files = 0;
     for (name, simple, k_quant) in NOISE_FLOOR {
@@ -155,29 +185,35 @@ fn quantised_files_stay_within_the_noise_that_8_bit_activations_make() {
                 continue;
             }
             let floor = if SIMPLE.iter().any(|format| file.ends_with(format)) { simple } else { k_quant };
-            let (mut squares, mut count, mut agree, mut positions, mut peer) =
-                (0.0, 0.0, 0usize, 0usize, 0.0);
+            let (mut noise, mut fine_noise) = (Rms::default(), Rms::default());
+            let (mut agree, mut positions, mut peer) = (0usize, 0usize, 0.0);
             for seq in seqs.as_object().unwrap() {
                 // The tokens of a sequence are the same in every file of a folder.
                 let compact = read_json(&folder.join(name).join("compact.json"));
                 let prompt = ids(&compact["seqs"][seq.0]["ids"]);
-                let rows = logits(&model, &prompt, &["--top", "1152"]);
+                let rows = logits(&model, &prompt, &["--top", "1152", "--activations", "int8"]);
+                let fine = logits(&model, &prompt, &["--top", "1152"]);
                 for pair in seq.1["exact_last_top20"].as_array().unwrap() {
-                    let got = rows[prompt.len() - 1].top[&pair[0].as_u64().unwrap()];
-                    squares += (got - pair[1].as_f64().unwrap()).powi(2);
-                    count += 1.0;
+                    let (id, exact) = (pair[0].as_u64().unwrap(), pair[1].as_f64().unwrap());
+                    fine_noise.add(fine[prompt.len() - 1].top[&id] - exact);
+                }
+                // The goldens have exact logits of the last position only, too few for a noise of one draw per position.
+                // Those with 16-bit activations stand in for them everywhere else: they are that close.
+                for (row, fine) in rows.iter().zip(&fine) {
+                    fine.largest(20).for_each(|(id, exact)| noise.add(row.top[&id] - exact));
                 }
                 let exact = ids(&seq.1["exact_argmax_all"]);
                 agree += exact.iter().zip(&rows).filter(|(exact, row)| **exact == row.argmax).count();
                 positions += exact.len();
                 peer += seq.1["llamacpp_vs_exact"]["argmax_agree"].as_f64().unwrap() * exact.len() as f64;
             }
-            let rms = f64::sqrt(squares / count);
+            let (rms, fine) = (noise.value(), fine_noise.value());
             let (agree, peer) = (agree as f64 / positions as f64, peer / positions as f64);
             eprintln!(
-                "{file}: rms {rms:.4} (floor {floor}), argmax agreement {agree:.3} (llama.cpp {peer:.3})"
+                "{file}: rms {rms:.4} (floor {floor}), by default {fine:.4}, argmax agreement {agree:.3} (llama.cpp {peer:.3})"
             );
             assert!(rms <= 1.3 * floor, "{file}: rms {rms} is above 1.3 x {floor}");
+            assert!(fine <= FINE_SHARE * floor, "{file}: rms {fine} is above {FINE_SHARE} x {floor}");
             assert!(agree >= peer - 0.03, "{file}: argmax agreement {agree} is below llama.cpp's {peer}");
             files += 1;
         }
@@ -186,7 +222,7 @@ fn quantised_files_stay_within_the_noise_that_8_bit_activations_make() {
 }
 
 #[test]
-fn smollm2_agrees_with_exact_arithmetic_on_at_least_97_percent_of_the_next_tokens() {
+fn smollm2_agrees_with_exact_arithmetic_on_at_least_99_percent_of_the_next_tokens() {
     let Some(folder) = oracles() else { return };
     let Some(model) = std::env::var_os("SPILLWAY_SMOLLM2").map(PathBuf::from) else {
         eprintln!("skipped: SPILLWAY_SMOLLM2 does not name the real model");
@@ -203,27 +239,28 @@ fn smollm2_agrees_with_exact_arithmetic_on_at_least_97_percent_of_the_next_token
         total += greedy.len();
     }
     eprintln!("SmolLM2: {agree} of {total} next tokens agree");
-    assert!(total > 100 && agree as f64 >= 0.97 * total as f64, "{agree} of {total} agree");
+    assert!(total > 100 && agree as f64 >= 0.99 * total as f64, "{agree} of {total} agree");
 }
 
-/// A file of every architecture, quantised and not, with its number of layers.
-const PLACED: [(&str, usize); 6] = [
-    ("llama/llama-Q4_K_M.gguf", 4),
-    ("llama/llama-IQ4_XS.gguf", 4),
-    ("qwen2/qwen2-bf16.gguf", 4),
-    ("qwen3/qwen3-bf16.gguf", 4),
-    ("qwen35/qwen35-Q5_K_M.gguf", 8),
-    ("qwen35/qwen35-f16.gguf", 8),
+/// A file of every architecture, quantised and not, with its number of layers and the activations to use.
+const PLACED: [(&str, usize, &str); 6] = [
+    ("llama/llama-Q4_K_M.gguf", 4, "int8"),
+    ("llama/llama-IQ4_XS.gguf", 4, "int16"),
+    ("qwen2/qwen2-bf16.gguf", 4, "auto"),
+    ("qwen3/qwen3-bf16.gguf", 4, "auto"),
+    ("qwen35/qwen35-Q5_K_M.gguf", 8, "int8"),
+    ("qwen35/qwen35-f16.gguf", 8, "auto"),
 ];
 
 #[test]
 fn placement_chunking_and_threads_cannot_change_a_bit_of_the_logits() {
     let Some(folder) = oracles() else { return };
-    for (file, layers) in PLACED {
+    for (file, layers, activations) in PLACED {
         let model = folder.join(file);
         let compact = read_json(&model.with_file_name("compact.json"));
         let prompt = ids(&compact["seqs"]["300"]["ids"]);
-        let all = |more: &[&str]| logits_output(&model, &prompt, &[&["--top", "1152"], more].concat());
+        let always = ["--top", "1152", "--activations", activations];
+        let all = |more: &[&str]| logits_output(&model, &prompt, &[&always, more].concat());
         let reference = all(&["--cpu-workers", "1"]);
         assert_eq!(reference.lines().count(), 300);
         let layers = layers.to_string();

@@ -125,22 +125,41 @@ fn spare_stdout() -> ChildStdout {
     child.stdout.take().unwrap()
 }
 
-#[test]
-fn an_interrupt_while_loading_or_measuring_ends_the_command() {
-    let models = Models::new();
-    let model = long_model(&models);
-    let mut child =
-        spillway(["bench", "-m", model.to_str().unwrap(), "-p", "0", "-n", "30000", "-r", "1000"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-    eventually("the worker is there", || !workers_of(child.id()).is_empty());
+/// A `bench` that takes for ever, with its output.
+fn endless_bench(models: &Models) -> Child {
+    let model = long_model(models);
+    spillway(["bench", "-m", model.to_str().unwrap(), "-p", "0", "-n", "60000", "-r", "1000"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+fn assert_interrupt_ends(mut child: Child) {
     let workers = workers_of(child.id());
     signal(child.id(), Signal::SIGINT);
     assert_eq!(wait(&mut child).code(), Some(130));
     assert!(holds_within(Duration::from_secs(1), || workers.iter().all(|&pid| !is_running(pid))));
+}
+
+#[test]
+fn an_interrupt_while_loading_ends_the_command() {
+    let models = Models::new();
+    let child = endless_bench(&models);
+    eventually("the worker is there", || !workers_of(child.id()).is_empty());
+    assert_interrupt_ends(child);
+}
+
+#[test]
+fn an_interrupt_while_measuring_ends_the_command() {
+    let models = Models::new();
+    let mut child = endless_bench(&models);
+    // The first line comes when everything is loaded.
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("stages"), "{line}");
+    assert_interrupt_ends(child);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Speed of matrix products, per format: `decode` reads a matrix larger than the caches for one token (bytes per
 //! second of packed weights, to be compared with `read`, a plain read of as many bytes), `prefill` multiplies it with
-//! 512 tokens (multiplications per second).
+//! 512 tokens (multiplications per second); both once per kind of codes for the quantised formats.
 //!
 //! Floors, on 2 threads of a Zen 4 server core (AVX-512 VNNI, about 33 GB/s of read bandwidth) that is otherwise
 //! idle: `decode` of Q4_K, Q6_K, Q8_0 and Q4_1 reaches 80 % of `read`, `prefill` of Q4_K 120 Gmul/s, `pack` 1 GB/s of
@@ -13,8 +13,8 @@
 )]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use spillway_kernels::activations::Activations;
-use spillway_kernels::formats::{Format, InputForm};
+use spillway_kernels::activations::{Activations, Codes, Forms};
+use spillway_kernels::formats::Format;
 use spillway_kernels::matmul::{Kernels, MatmulJob};
 use spillway_kernels::pack::PackedMatrix;
 use spillway_kernels::pool::{ThreadPool, partition};
@@ -27,7 +27,12 @@ const TOKENS: usize = 512;
 /// Bytes of a matrix for `decode`: several times a third-level cache.
 const DECODE_BYTES: usize = 160 << 20;
 const PREFILL_ROWS: usize = 2560;
-const FORMS: [InputForm; 2] = [InputForm::Int8, InputForm::F32];
+/// What an input may be prepared as.
+const FORMS: [(&str, Forms); 3] = [
+    ("int8", Forms { codes: Some(Codes::Int8), float: false }),
+    ("int16", Forms { codes: Some(Codes::Int16), float: false }),
+    ("f32", Forms { codes: None, float: true }),
+];
 
 /// File bytes of `rows` rows. Any bytes are weights; small ones keep the numbers finite.
 fn file_bytes(format: Format, rows: usize) -> Vec<u8> {
@@ -41,17 +46,17 @@ fn matrix(pool: &ThreadPool, format: Format, rows: usize) -> PackedMatrix {
     matrix
 }
 
-fn inputs(kernels: Kernels, pool: &ThreadPool, tokens: usize) -> Activations {
+fn inputs(kernels: Kernels, pool: &ThreadPool, tokens: usize, forms: Forms) -> Activations {
     let rows: Vec<f32> = (0..tokens * COLS).map(|i| (i % 97) as f32 / 50.0 - 1.0).collect();
     let mut inputs = Activations::default();
-    kernels.prepare(pool, &rows, COLS, &FORMS, &mut inputs).expect("whole rows");
+    kernels.prepare(pool, &rows, COLS, forms, &mut inputs).expect("whole rows");
     inputs
 }
 
 fn product(c: &mut Criterion, group: &str, tokens: usize, rows: impl Fn(Format) -> usize, decode: bool) {
     let kernels = Kernels::from_env().expect("a kernel set this CPU has");
     let pool = ThreadPool::new(available_threads()).expect("a pool");
-    let inputs = inputs(kernels, &pool, tokens);
+    let inputs = FORMS.map(|(name, forms)| (name, inputs(kernels, &pool, tokens, forms)));
     let mut group = c.benchmark_group(format!("{group}/{}", kernels.set()));
     for format in Format::ALL {
         let matrix = matrix(&pool, format, rows(format));
@@ -62,9 +67,11 @@ fn product(c: &mut Criterion, group: &str, tokens: usize, rows: impl Fn(Format) 
         } else {
             Throughput::Elements(macs)
         });
-        group.bench_function(BenchmarkId::from_parameter(format.name()), |b| {
-            b.iter(|| kernels.matmul(&pool, &inputs, &mut [MatmulJob::store(&matrix, &mut out)]));
-        });
+        for (name, inputs) in inputs.iter().filter(|(_, inputs)| inputs.forms().serve(format)) {
+            group.bench_function(BenchmarkId::new(format.name(), name), |b| {
+                b.iter(|| kernels.matmul(&pool, inputs, &mut [MatmulJob::store(&matrix, &mut out)]));
+            });
+        }
     }
 }
 
@@ -113,9 +120,9 @@ fn prepare(c: &mut Criterion) {
         let rows: Vec<f32> = (0..tokens * COLS).map(|i| (i % 97) as f32 / 50.0 - 1.0).collect();
         let mut inputs = Activations::default();
         group.throughput(Throughput::Elements(rows.len() as u64));
-        for form in FORMS {
-            group.bench_function(BenchmarkId::new(format!("{form:?}"), tokens), |b| {
-                b.iter(|| kernels.prepare(&pool, &rows, COLS, &[form], &mut inputs));
+        for (name, forms) in FORMS {
+            group.bench_function(BenchmarkId::new(name, tokens), |b| {
+                b.iter(|| kernels.prepare(&pool, &rows, COLS, forms, &mut inputs));
             });
         }
     }

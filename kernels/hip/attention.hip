@@ -187,8 +187,9 @@ DEVICE void attend(const float* q, const E* cache, const RowMeta* meta, const u3
     }
   }
   if (thread_index() >= value_dim) return;
+  UNROLL(GROUP)  // all of it, or the results would need addresses
   for (u32 g = 0; g < GROUP; g++) {
-    if (g >= taken) break;
+    if (g >= taken) continue;
     if (SPLIT) {
       u64 at = (((u64)begin * grid_blocks_x() + row) * heads + head + g) * (value_dim + 2);
       out[at + thread_index()] = all[g].output;

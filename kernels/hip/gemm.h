@@ -88,18 +88,22 @@ DEVICE void gemm_cell(const Stage<F>& stage, u32 place, float (*sum)[MMA_VALUES]
                             Stage<F>::WEIGHT_STRIDE);
   }
   float scales[MMA_VALUES][Stage<F>::SCALES];
+  UNROLL(MMA_VALUES)
   for (u32 i = 0; i < MMA_VALUES; i++) {
     const float* from = stage.scales + ((first_row + mma_row(i)) * STAGE + place) * Stage<F>::SCALES;
     for (u32 n = 0; n < Stage<F>::SCALES; n++) scales[i][n] = from[n];
   }
+  UNROLL(WAVE_TILES)
   for (u32 tile = 0; tile < WAVE_TILES; tile++) {
     u32 token = first_token + tile * MMA_SIDE;
     MmaI8 inputs = mma_load(stage.inputs + token * Stage<F>::INPUT_STRIDE + place * CELL, Stage<F>::INPUT_STRIDE);
     MmaSumI32 dots[F::RUNS];
     for (u32 run = 0; run < F::RUNS; run++) {
+      UNROLL(MMA_VALUES)
       for (u32 i = 0; i < MMA_VALUES; i++) dots[run].value[i] = 0;
       mma(dots[run], weights[run], inputs);
     }
+    UNROLL(MMA_VALUES)
     for (u32 i = 0; i < MMA_VALUES; i++) {
       const float* facts = stage.facts + ((token + mma_column(i)) * STAGE + place) * (1 + F::RUNS);
       float t = 0.0f;
@@ -138,14 +142,18 @@ DEVICE void gemm(const Product& p) {
       gemm_cell<F>(stage, place, sum);
       if (--left != 0 && first + place + 1 != cells) continue;
       left = per_slice;  // the slice is complete
+      UNROLL(WAVE_TILES)
       for (u32 tile = 0; tile < WAVE_TILES; tile++) {
+        UNROLL(MMA_VALUES)
         for (u32 i = 0; i < MMA_VALUES; i++) total[tile][i] += sum[tile][i], sum[tile][i] = 0.0f;
       }
     }
   }
   u32 first_row = block_index_x() * GEMM_ROWS + wave_index() % ROW_WAVES * MMA_SIDE;
   u32 first_token = block_index_y() * GEMM_TOKENS + wave_index() / ROW_WAVES * WAVE_TILES * MMA_SIDE;
+  UNROLL(WAVE_TILES)
   for (u32 tile = 0; tile < WAVE_TILES; tile++) {
+    UNROLL(MMA_VALUES)
     for (u32 i = 0; i < MMA_VALUES; i++) {
       u32 row = first_row + mma_row(i), token = first_token + tile * MMA_SIDE + mma_column(i);
       if (row < p.rows && token < p.tokens) write_output(p, token, row, total[tile][i]);

@@ -50,6 +50,7 @@ DEVICE void sum_quantised(const Product& p, const u8* tile, u32 row, u32 first, 
   u32 cells = p.columns / CELL;
   for (u32 cell = first; cell < last; cell++) {
     QuantCell<F> weight = load_cell<F>(tile, cells, cell, row);
+    UNROLL(COLUMNS)
     for (u32 c = 0; c < COLUMNS; c++) {
       u64 at = (u64)token[c] * cells + cell;
       const i32x4* codes = static_cast<const i32x4*>(p.x) + at * 2;
@@ -78,12 +79,14 @@ DEVICE void sum_floats(const Product& p, const u8* tile, u32 row, u32 first, u32
     for (u32 k = 0; k < CELL; k += 4) {
       float weight[4];
       load_floats<F>(tile, cell, row, k, weight);
+      UNROLL(COLUMNS)
       for (u32 c = 0; c < COLUMNS; c++) {
         float x[4];
         load_inputs(static_cast<const float*>(p.x) + (u64)token[c] * p.columns, cell * CELL + k, p.columns, x);
         for (u32 i = 0; i < 4; i++) t[c] = fused_multiply_add(weight[i], x[i], t[c]);
       }
     }
+    UNROLL(COLUMNS)
     for (u32 c = 0; c < COLUMNS; c++) sum[c] += t[c];
   }
 }
@@ -104,6 +107,7 @@ DEVICE void matvec(const Product& p) {
   u32 first = smaller(slice * per_slice, cells), last = smaller(first + per_slice, cells);
   const u8* tile = p.weights + block_index_x() * tile_bytes<F>(cells);
   u32 token[COLUMNS];  // the last one again where there are no more
+  UNROLL(COLUMNS)
   for (u32 c = 0; c < COLUMNS; c++) token[c] = smaller(block_index_y() * COLUMNS + c, p.tokens - 1);
   float sum[COLUMNS] = {};
   if constexpr (F::QUANTISED) {
@@ -112,6 +116,7 @@ DEVICE void matvec(const Product& p) {
     sum_floats<F, COLUMNS>(p, tile, row, first, last, token, sum);
   }
   SHARED_ARRAY(float, part, SLICES * COLUMNS * TILE_ROWS);
+  UNROLL(COLUMNS)
   for (u32 c = 0; c < COLUMNS; c++) part[(slice * COLUMNS + c) * TILE_ROWS + row] = sum[c];
   block_barrier();
   u32 column = thread_index() / TILE_ROWS;
@@ -130,21 +135,25 @@ DEVICE void embed(const u8* weights, const u32* ids, float* out, u32 columns) {
   if (cell >= cells) return;
   u32 id = ids[block_index_x()], row = id % TILE_ROWS;
   const u8* tile = weights + id / TILE_ROWS * tile_bytes<F>(cells);
-  float values[CELL];
+  float* to = out + (u64)block_index_x() * columns + cell * CELL;
   if constexpr (F::QUANTISED) {
     QuantCell<F> weight = load_cell<F>(tile, cells, cell, row);
+    UNROLL(CELL)  // all of it, or the codes would need addresses
     for (u32 i = 0; i < CELL; i++) {
       i32 steps = (i32)(i8)(weight.code[i / 4] >> i % 4 * 8) - F::BIAS;
       u32 run = i / (CELL / F::RUNS);
-      values[i] = weight.scale[run] * (float)steps;
-      if constexpr (F::HAS_MINS) values[i] -= weight.min[run];
+      float value = weight.scale[run] * (float)steps;
+      if constexpr (F::HAS_MINS) value -= weight.min[run];
+      to[i] = value;
     }
   } else {
-    for (u32 k = 0; k < CELL; k += 4) load_floats<F>(tile, cell, row, k, values + k);
-  }
-  float* to = out + (u64)block_index_x() * columns + cell * CELL;
-  for (u32 i = 0; i < CELL; i++) {
-    if (cell * CELL + i < columns) to[i] = values[i];
+    for (u32 k = 0; k < CELL; k += 4) {
+      float values[4];
+      load_floats<F>(tile, cell, row, k, values);
+      for (u32 i = 0; i < 4; i++) {
+        if (cell * CELL + k + i < columns) to[k + i] = values[i];
+      }
+    }
   }
 }
 

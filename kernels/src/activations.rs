@@ -1,57 +1,61 @@
 //! Inputs of matrix products, in the forms the kernels read.
 //!
 //! Inputs are prepared once and shared by every matrix that reads them. For quantised weights each run of
-//! [`X_BLOCK`] values becomes 8-bit codes `round(x / scale)` with `scale = max|x| / 127`, one form for every weight
-//! format. Floating-point weights read the f32 values.
+//! [`X_BLOCK`] values becomes integer codes `round(x / scale)` with `scale = max|x| / largest code`, of one kind
+//! ([`Codes`]) for every weight format. Floating-point weights read the f32 values.
+//!
+//! Codes are kept as *planes* of signed bytes, because that is what products multiply. With one plane the largest code is
+//! 127. With two it is 127 · 128, and a code is `128 · high + low` with `low` in -64..=63: both planes stay clear of -128,
+//! which vector instructions cannot negate, and 16-bit sums hold as many products as with one plane.
 //!
 //! Tokens are grouped in *panels* of [`PANEL`] tokens, the last one padded with zeros; a single token that is left over
-//! makes a panel of one. In a panel `w` tokens wide, a block of 32 columns is `12 · w` words of 32 bits, each `[..][w]`
-//! with the token innermost:
+//! makes a panel of one. In a panel `w` tokens wide, a block of 32 columns is `12 · w` words of 32 bits, and `8 · w` more
+//! with a second plane, each `[..][w]` with the token innermost:
 //!
 //! | words | content |
 //! |---|---|
-//! | `[8][w]` | four codes of consecutive columns |
+//! | `[8][w]` | four codes of consecutive columns, first plane |
 //! | `[w]` | the scale, f32 |
 //! | `[w]` | minus the sum of the 32 codes |
 //! | `[2][w]` | minus the sums of the first and the second 16 codes |
+//! | `[8][w]` | as the first, second plane |
 //!
 //! The f32 form of a panel is `[cols][w]`.
 
+mod forms;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod simd;
 
 use crate::disjoint::Disjoint;
-use crate::formats::InputForm;
+use crate::formats::Format;
 use crate::isa::KernelSet;
 use crate::pool::{ChunkQueue, ThreadPool};
+pub use forms::{Codes, Forms};
+pub(crate) use forms::{PLANE_BITS, PLANE_MAX, PLANE_WORDS, X_BLOCK, block_words};
 use thiserror::Error;
 
 /// Tokens of a wide panel: their sums fit the registers of every kernel set, and share the work of unpacking weights.
 pub(crate) const PANEL: usize = 4;
-/// Columns that share a scale.
-pub(crate) const X_BLOCK: usize = 32;
-/// 32-bit words of a block, per token.
-pub(crate) const X_BLOCK_WORDS: usize = 12;
 /// Values below which a second thread costs more than it helps.
 const PARALLEL_MIN: usize = 16 << 10;
 /// A block whose largest value is smaller than this is taken for zeros: its scale could not be inverted in f32.
 pub(crate) const TINY: f32 = f32::from_bits(0x0d80_0000); // 2^-100
 
-/// A block of 32 values as 8-bit codes.
+/// A block of 32 values as codes in `P` planes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct QuantizedBlock {
-    /// Codes, four to a word, first in the lowest byte.
-    pub(crate) words: [i32; X_BLOCK / 4],
+struct QuantizedBlock<const P: usize> {
+    /// Planes, the heaviest first: bytes, four to a word, first in the lowest byte.
+    planes: [[i32; PLANE_WORDS]; P],
     /// Value of one step. NaN when a value is infinite or no number: the outputs say so too.
-    pub(crate) scale: f32,
+    scale: f32,
     /// Sums of the codes of each half.
-    pub(crate) sums: [i32; 2],
+    sums: [i32; 2],
 }
 
-impl QuantizedBlock {
+impl<const P: usize> QuantizedBlock<P> {
     /// A block with an infinite or undefined value.
-    const UNDEFINED: Self = Self { words: [0; X_BLOCK / 4], scale: f32::NAN, sums: [0; 2] };
+    const UNDEFINED: Self = Self { planes: [[0; PLANE_WORDS]; P], scale: f32::NAN, sums: [0; 2] };
 }
 
 /// Quantises the tokens of one panel: rows of `cols` values in, words in the panel's layout out.
@@ -60,17 +64,18 @@ impl QuantizedBlock {
 /// The CPU has the instructions of the kernel set that the function belongs to.
 type QuantizePanel = unsafe fn(rows: &[f32], cols: usize, out: &mut [i32]);
 
-/// The table: one function per kernel set.
-fn quantize_panel(set: KernelSet) -> QuantizePanel {
-    match set {
-        KernelSet::Scalar => scalar::panel,
+/// The table: one function per kernel set and kind of codes.
+fn quantize_panel(set: KernelSet, codes: Codes) -> QuantizePanel {
+    let by_codes: [QuantizePanel; Codes::ALL.len()] = match set {
+        KernelSet::Scalar => [scalar::panel::<1>, scalar::panel::<2>],
         #[cfg(target_arch = "x86_64")]
-        KernelSet::Avx2 => simd::panel_avx2,
+        KernelSet::Avx2 => [simd::panel_avx2::<1>, simd::panel_avx2::<2>],
         #[cfg(target_arch = "x86_64")]
-        KernelSet::Avx512 | KernelSet::Avx512Vnni => simd::panel_avx512,
+        KernelSet::Avx512 | KernelSet::Avx512Vnni => [simd::panel_avx512::<1>, simd::panel_avx512::<2>],
         #[cfg(not(target_arch = "x86_64"))]
-        _ => scalar::panel,
-    }
+        _ => [scalar::panel::<1>, scalar::panel::<2>],
+    };
+    by_codes[codes as usize]
 }
 
 /// Why inputs could not be prepared.
@@ -100,34 +105,31 @@ impl ActivationError {
 pub struct Activations {
     tokens: usize,
     cols: usize,
-    int8: Vec<i32>,
+    forms: Forms,
+    codes: Vec<i32>,
     float: Vec<f32>,
 }
 
 impl Activations {
     /// A buffer that will not allocate for up to `tokens` × `cols` values in the given forms.
-    pub fn with_capacity(tokens: usize, cols: usize, forms: &[InputForm]) -> Self {
+    pub fn with_capacity(tokens: usize, cols: usize, forms: Forms) -> Self {
         let mut new = Self::default();
         let tokens = tokens.next_multiple_of(PANEL);
-        if forms.contains(&InputForm::Int8) {
-            new.int8.reserve_exact(tokens * token_words(cols));
-        }
-        if forms.contains(&InputForm::F32) {
-            new.float.reserve_exact(tokens * cols);
-        }
+        let (codes, floats) = forms.token_words(cols);
+        new.codes.reserve_exact(tokens * codes);
+        new.float.reserve_exact(tokens * floats);
         new
     }
 
     /// Bytes that [`Activations::with_capacity`] takes for this shape, for a plan that charges them.
-    pub fn bytes_for(tokens: usize, cols: usize, forms: &[InputForm]) -> usize {
-        let words = |form, words| if forms.contains(&form) { words } else { 0 };
-        let per_token = words(InputForm::Int8, token_words(cols)) + words(InputForm::F32, cols);
-        tokens.next_multiple_of(PANEL) * per_token * size_of::<i32>()
+    pub fn bytes_for(tokens: usize, cols: usize, forms: Forms) -> usize {
+        let (codes, floats) = forms.token_words(cols);
+        tokens.next_multiple_of(PANEL) * (codes + floats) * size_of::<i32>()
     }
 
     /// Bytes of memory the buffer takes.
     pub fn bytes(&self) -> usize {
-        size_of::<i32>() * self.int8.capacity() + size_of::<f32>() * self.float.capacity()
+        size_of::<i32>() * self.codes.capacity() + size_of::<f32>() * self.float.capacity()
     }
 
     /// Tokens prepared.
@@ -140,13 +142,9 @@ impl Activations {
         self.cols
     }
 
-    /// Whether the inputs were prepared in that form.
-    pub fn has(&self, form: InputForm) -> bool {
-        self.tokens == 0
-            || match form {
-                InputForm::Int8 => !self.int8.is_empty(),
-                InputForm::F32 => !self.float.is_empty(),
-            }
+    /// Forms in which the inputs were prepared.
+    pub fn forms(&self) -> Forms {
+        self.forms
     }
 
     /// Panels the tokens are grouped in.
@@ -159,26 +157,18 @@ impl Activations {
         panel_tokens(self.tokens, panel)
     }
 
-    /// Words of one panel in the given form.
-    pub(crate) fn panel(&self, panel: usize, form: InputForm) -> &[i32] {
+    /// Words of one panel, as weights of that format read it.
+    pub(crate) fn panel(&self, panel: usize, format: Format) -> &[i32] {
         let width = panel_width(self.panel_tokens(panel));
-        match form {
-            InputForm::Int8 => {
-                let words = token_words(self.cols);
-                &self.int8[panel * PANEL * words..][..width * words]
-            }
-            InputForm::F32 => {
-                bytemuck::cast_slice(&self.float[panel * PANEL * self.cols..][..width * self.cols])
-            }
-        }
+        let words = self.token_words(format);
+        let all = if format.is_quantised() { &self.codes } else { bytemuck::cast_slice(&self.float) };
+        &all[panel * PANEL * words..][..width * words]
     }
 
-    /// Bytes of one token in the given form.
-    pub(crate) fn token_bytes(&self, form: InputForm) -> usize {
-        match form {
-            InputForm::Int8 => 4 * token_words(self.cols),
-            InputForm::F32 => 4 * self.cols,
-        }
+    /// 32-bit words of one token, as weights of that format read it.
+    pub(crate) fn token_words(&self, format: Format) -> usize {
+        let (codes, floats) = self.forms.token_words(self.cols);
+        if format.is_quantised() { codes } else { floats }
     }
 
     /// Prepares `rows` (`[tokens, cols]`, row by row) in the given forms, replacing what was there.
@@ -188,41 +178,40 @@ impl Activations {
         pool: &ThreadPool,
         rows: &[f32],
         cols: usize,
-        forms: &[InputForm],
+        forms: Forms,
     ) -> Result<(), ActivationError> {
         let tokens = rows.len().checked_div(cols).unwrap_or(0);
         if tokens * cols != rows.len() {
             return Err(ActivationError::Rows { values: rows.len(), cols });
         }
-        (self.tokens, self.cols) = (tokens, cols);
-        let words = if forms.contains(&InputForm::Int8) { token_words(cols) } else { 0 };
-        let floats = if forms.contains(&InputForm::F32) { cols } else { 0 };
+        (self.tokens, self.cols, self.forms) = (tokens, cols, forms);
+        let (words, floats) = forms.token_words(cols);
         let stored = match tokens % PANEL {
             0 | 1 => tokens,
             _ => tokens.next_multiple_of(PANEL),
         };
-        self.int8.resize(stored * words, 0);
+        self.codes.resize(stored * words, 0);
         self.float.resize(stored * floats, 0.0);
 
-        let int8 = Disjoint::new(&mut self.int8);
+        let codes = Disjoint::new(&mut self.codes);
         let float = Disjoint::new(&mut self.float);
-        let quantize = quantize_panel(set);
+        let quantize = forms.codes.map(|codes| quantize_panel(set, codes));
         let prepare_panel = |panel: usize| {
             let first = panel * PANEL;
             let real = panel_tokens(tokens, panel);
             let width = panel_width(real);
             let rows = &rows[first * cols..][..real * cols];
             // SAFETY: every panel is prepared once, and panels do not overlap.
-            let (int8, float) = unsafe {
-                (int8.part(first * words, width * words), float.part(first * floats, width * floats))
+            let (codes, float) = unsafe {
+                (codes.part(first * words, width * words), float.part(first * floats, width * floats))
             };
             if real < width {
-                int8.fill(0);
+                codes.fill(0);
                 float.fill(0.0);
             }
-            if !int8.is_empty() {
+            if let Some(quantize) = quantize {
                 // SAFETY: the caller holds `Kernels`, which exist only for sets the CPU has.
-                unsafe { quantize(rows, cols, int8) };
+                unsafe { quantize(rows, cols, codes) };
             }
             if !float.is_empty() {
                 interleave(rows, cols, float);
@@ -253,11 +242,6 @@ pub(crate) fn panel_width(tokens: usize) -> usize {
     if tokens == 1 { 1 } else { PANEL }
 }
 
-/// Words of one token's 8-bit form.
-fn token_words(cols: usize) -> usize {
-    cols.div_ceil(X_BLOCK) * X_BLOCK_WORDS
-}
-
 /// Writes rows column by column, into a panel as wide as `out` has room for.
 fn interleave(rows: &[f32], cols: usize, out: &mut [f32]) {
     let width = out.len() / cols;
@@ -273,24 +257,26 @@ fn interleave(rows: &[f32], cols: usize, out: &mut [f32]) {
 
 /// Writes the panel of `rows` block by block, each quantised by `block`.
 #[inline(always)]
-fn write_panel(
+fn write_panel<const P: usize>(
     rows: &[f32],
     cols: usize,
     out: &mut [i32],
-    block: impl Fn(&[f32; X_BLOCK]) -> QuantizedBlock,
+    block: impl Fn(&[f32; X_BLOCK]) -> QuantizedBlock<P>,
 ) {
-    let width = out.len() / token_words(cols);
+    let width = out.len() / (cols.div_ceil(X_BLOCK) * block_words(P));
     for (token, row) in rows.chunks_exact(cols).enumerate() {
         let (blocks, rest) = row.as_chunks::<X_BLOCK>();
         let mut last = [0.0; X_BLOCK];
         last[..rest.len()].copy_from_slice(rest);
         let padded = (!rest.is_empty()).then_some(&last);
-        for (x, out) in blocks.iter().chain(padded).zip(out.chunks_exact_mut(width * X_BLOCK_WORDS)) {
+        for (x, out) in blocks.iter().chain(padded).zip(out.chunks_exact_mut(width * block_words(P))) {
             let x = block(x);
             let [first, second] = x.sums;
             let tail = [x.scale.to_bits().cast_signed(), -(first + second), -first, -second];
-            for (slot, word) in out[token..].iter_mut().step_by(width).zip(x.words.into_iter().chain(tail)) {
-                *slot = word;
+            let mut slots = out[token..].iter_mut().step_by(width);
+            for (plane, words) in x.planes.into_iter().enumerate() {
+                let tail = tail.into_iter().take(if plane == 0 { 4 } else { 0 });
+                words.into_iter().chain(tail).zip(slots.by_ref()).for_each(|(word, slot)| *slot = word);
             }
         }
     }

@@ -158,15 +158,6 @@ const TABLE: [Row; 15] = [
             ..plain(4, 0, unpack::iq4_xs) }) },
 ];
 
-/// What a product with weights of a format reads its input as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum InputForm {
-    /// 8-bit codes with a scale per 32 elements.
-    Int8,
-    /// The f32 values themselves.
-    F32,
-}
-
 /// Why bytes could not be read as weights.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FormatError {
@@ -271,12 +262,10 @@ impl Format {
         self.row().block_bytes
     }
 
-    /// What a product with such weights reads its input as.
-    pub fn input_form(self) -> InputForm {
-        match self.row().coding {
-            Coding::Float(_) => InputForm::F32,
-            Coding::Quant(_) => InputForm::Int8,
-        }
+    /// Whether weights are integer codes with scales, which products read with [`Codes`](crate::activations::Codes),
+    /// and not floating-point numbers, which they read with f32 inputs.
+    pub fn is_quantised(self) -> bool {
+        matches!(self.row().coding, Coding::Quant(_))
     }
 
     /// Bytes of a row of `cols` elements in the file.

@@ -125,12 +125,12 @@ impl KernelSet {
         }
     }
 
-    /// The set that the environment variable [`ENV`] names, else the fastest one.
+    /// The set that the environment variable [`ENV`] names; the fastest one when it is unset or empty.
     ///
     /// # Errors
     /// A name that is unknown, or a set that this CPU lacks.
     pub fn from_env() -> Result<Self, IsaError> {
-        let value = std::env::var_os(ENV);
+        let value = std::env::var_os(ENV).filter(|value| !value.is_empty());
         Self::choose(value.as_deref().map(|v| v.to_string_lossy()).as_deref())
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! **The promise.** An output element is computed by one fixed sequence of operations that depends on its row of
 //! weights and its token alone, not on the batch, the threads, or the kernel set. Per block of 32 columns, with `x`
-//! the codes and `xs` the scale of the input, integer sums exact, every `fma` and `*` rounded once to f32, starting
-//! from `y = 0`:
+//! the codes ([in one plane or two](crate::activations)) and `xs` the scale of the input, integer sums exact and then
+//! rounded to f32, every `fma` and `*` rounded once to f32, starting from `y = 0`:
 //!
 //! | weights | per block of 32 |
 //! |---|---|
@@ -16,25 +16,28 @@
 //! in blocks whose inputs stay in the second-level cache; for each block every tile of weights is read once from
 //! memory and applied to panel after panel from the first-level cache.
 
-/// The [`TileTable`] of a kernel `$kernel::<F>`, where `F` is an index into [`Format::ALL`].
+/// The [`TileTable`] of a kernel `$kernel::<F, P>`, where `F` is an index into [`Format::ALL`] and `P` the planes of codes.
 macro_rules! tile_table {
     ($kernel:ident) => {
+        [tile_table!($kernel, 1), tile_table!($kernel, 2)]
+    };
+    ($kernel:ident, $planes:literal) => {
         [
-            $kernel::<0>,
-            $kernel::<1>,
-            $kernel::<2>,
-            $kernel::<3>,
-            $kernel::<4>,
-            $kernel::<5>,
-            $kernel::<6>,
-            $kernel::<7>,
-            $kernel::<8>,
-            $kernel::<9>,
-            $kernel::<10>,
-            $kernel::<11>,
-            $kernel::<12>,
-            $kernel::<13>,
-            $kernel::<14>,
+            $kernel::<0, $planes>,
+            $kernel::<1, $planes>,
+            $kernel::<2, $planes>,
+            $kernel::<3, $planes>,
+            $kernel::<4, $planes>,
+            $kernel::<5, $planes>,
+            $kernel::<6, $planes>,
+            $kernel::<7, $planes>,
+            $kernel::<8, $planes>,
+            $kernel::<9, $planes>,
+            $kernel::<10, $planes>,
+            $kernel::<11, $planes>,
+            $kernel::<12, $planes>,
+            $kernel::<13, $planes>,
+            $kernel::<14, $planes>,
         ]
     };
 }
@@ -44,9 +47,9 @@ mod scalar;
 mod simd;
 mod work;
 
-use crate::activations::{ActivationError, Activations};
+use crate::activations::{ActivationError, Activations, Codes, Forms};
 use crate::disjoint::Disjoint;
-use crate::formats::{Format, InputForm};
+use crate::formats::Format;
 use crate::isa::{IsaError, KernelSet};
 use crate::pack::{PackedMatrix, TILE_ROWS};
 use crate::pool::ThreadPool;
@@ -56,12 +59,12 @@ use thiserror::Error;
 ///
 /// # Safety
 /// The CPU has the instructions of the kernel set that the function belongs to; `tile` is a tile of the function's
-/// format, `panel` a panel of as many columns in the format's input form, `out` has the panel's width, 1 or
-/// [`PANEL`](crate::activations::PANEL).
+/// format, `panel` a panel of as many columns: for quantised weights with the function's planes of codes, otherwise of
+/// f32 values; `out` has the panel's width, 1 or [`PANEL`](crate::activations::PANEL).
 type TileKernel = unsafe fn(tile: &[u8], panel: &[i32], out: &mut [[f32; TILE_ROWS]]);
 
-/// One kernel per format.
-type TileTable = [TileKernel; Format::ALL.len()];
+/// One kernel per kind of codes and format.
+type TileTable = [[TileKernel; Format::ALL.len()]; Codes::ALL.len()];
 
 /// What happens to a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,12 +131,10 @@ pub enum MatmulError {
         bias: usize,
     },
     /// The inputs were not prepared for this format.
-    #[error("{format} weights read {form:?} inputs, which were not prepared; name the form when preparing", format = format.name())]
+    #[error("the inputs were not prepared in the form that {format} weights read; name the format when preparing", format = format.name())]
     Form {
         /// Format of the weights.
         format: Format,
-        /// What it reads.
-        form: InputForm,
     },
 }
 
@@ -203,7 +204,7 @@ impl Kernels {
         pool: &ThreadPool,
         rows: &[f32],
         cols: usize,
-        forms: &[InputForm],
+        forms: Forms,
         into: &mut Activations,
     ) -> Result<(), ActivationError> {
         into.prepare(self.set, pool, rows, cols, forms)
@@ -228,7 +229,7 @@ impl Kernels {
 /// Checks the shapes of a job, on which the kernels rely.
 fn check(inputs: &Activations, job: &MatmulJob<'_>) -> Result<(), MatmulError> {
     let (rows, cols) = (job.weight.rows(), job.weight.cols());
-    let (format, form) = (job.weight.format(), job.weight.format().input_form());
+    let format = job.weight.format();
     if cols != inputs.cols() {
         return Err(MatmulError::Columns { cols, inputs: inputs.cols() });
     }
@@ -238,8 +239,8 @@ fn check(inputs: &Activations, job: &MatmulJob<'_>) -> Result<(), MatmulError> {
     if let Some(bias) = job.bias.filter(|bias| bias.len() != rows) {
         return Err(MatmulError::Bias { rows, bias: bias.len() });
     }
-    if !inputs.has(form) {
-        return Err(MatmulError::Form { format, form });
+    if !inputs.forms().serve(format) {
+        return Err(MatmulError::Form { format });
     }
     Ok(())
 }

@@ -1,6 +1,10 @@
 //! Whatever the bytes, reading them ends in a value or a refusal: the fuzzer's property, in every test run.
 
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test that fails should say where")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a test that fails should say where"
+)]
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -1,6 +1,11 @@
 //! Every oracle file (made by llama.cpp's converter and quantiser) opens, and means what its makers say.
 
-#![allow(clippy::unwrap_used, clippy::panic, clippy::cast_possible_truncation, reason = "a test that fails should say where")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    reason = "a test that fails should say where"
+)]
 
 use spillway_model::file::ModelFile;
 use spillway_model::gguf::Gguf;

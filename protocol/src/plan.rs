@@ -28,6 +28,16 @@ impl KvType {
     }
 }
 
+/// What the inputs of quantised matrices are rounded to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ActivationType {
+    /// 8-bit codes.
+    Int8,
+    /// 16-bit codes: results as of exact inputs, for up to twice the arithmetic.
+    Int16,
+}
+
 /// Where a stage's weights live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -160,6 +170,8 @@ pub struct Limits {
     pub kv_blocks: usize,
     /// Element type of keys and values.
     pub kv_type: KvType,
+    /// Inputs of quantised matrices.
+    pub activations: ActivationType,
     /// Tokens of the largest step: decode tokens and prefill chunk together.
     pub max_step_tokens: usize,
     /// Logit rows one frame to the coordinator may hold.

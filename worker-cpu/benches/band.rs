@@ -11,10 +11,9 @@ mod support;
 
 use spillway_kernels::topology::available_threads;
 use spillway_protocol::frame::LogitRows;
-use spillway_protocol::plan::KvType;
 use std::path::PathBuf;
 use std::time::Instant;
-use support::{Piece, Pipeline, open};
+use support::{Piece, Pipeline, Rounding, open};
 
 /// Tokens of the prompt and of the answer.
 const PROMPT: u32 = 128;
@@ -28,11 +27,11 @@ fn main() {
     let (model, threads) = (open(&path), available_threads());
     let layers = model.program().layers.len();
     let start = Instant::now();
-    let mut one = Pipeline::new(&model, &[layers], threads, KvType::F16);
+    let mut one = Pipeline::new(&model, &[layers], threads, Rounding::COARSE);
     let load_s = start.elapsed().as_secs_f64();
     let peak_rss = peak_rss_bytes();
     let file = model.gguf().file_len();
-    let mut two = Pipeline::new(&model, &[layers - layers / 2, layers / 2], threads, KvType::F16);
+    let mut two = Pipeline::new(&model, &[layers - layers / 2, layers / 2], threads, Rounding::COARSE);
 
     let ids: Vec<u32> = (0..PROMPT).map(|i| i * 37 % 1000).collect();
     let start = Instant::now();

@@ -7,12 +7,11 @@ mod support;
 use spillway_kernels::pool::ThreadPool;
 use spillway_model::testing::TinyModel;
 use spillway_protocol::frame::{FrameLimits, LogitRows, LogitsFrame, SpanShape, StepFrame};
-use spillway_protocol::plan::KvType;
 use spillway_worker_cpu::band::{Band, BandError, BandSpec};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use support::{limits, open};
+use support::{Rounding, limits, open};
 
 /// The system's allocator, counting while asked to.
 struct Counting;
@@ -47,8 +46,12 @@ fn a_decode_step_allocates_nothing() {
     let model = open(&path);
     std::fs::remove_file(&path).unwrap();
     let program = model.program();
-    let spec =
-        BandSpec { layers: 0..program.layers.len(), embed: true, head: true, limits: limits(KvType::F16) };
+    let spec = BandSpec {
+        layers: 0..program.layers.len(),
+        embed: true,
+        head: true,
+        limits: limits(Rounding::COARSE),
+    };
     let frames = FrameLimits::new(&spec.limits, program.d_model, program.vocab);
     let pool = ThreadPool::new(2).unwrap();
     let mut band = Band::load(&model, spec, pool, &mut |_, _| ControlFlow::Continue(())).unwrap();

@@ -7,28 +7,29 @@ mod support;
 use spillway_model::file::ModelFile;
 use spillway_model::testing::oracles;
 use spillway_protocol::frame::LogitRows;
-use spillway_protocol::plan::KvType;
 use std::sync::Arc;
-use support::{Piece, Pipeline, open, same_bits};
+use support::{Piece, Pipeline, Rounding, open, same_bits};
 
 /// Attention with and without a gate, recurrent layers, float, 8-bit and mixed K-quant weights, biases.
-const FILES: [(&str, KvType); 6] = [
-    ("llama/llama-Q4_K_M", KvType::F16),
-    ("qwen2/qwen2-bf16", KvType::F32),
-    ("qwen3/qwen3-bf16", KvType::F32),
-    ("qwen35/qwen35-bf16", KvType::F32),
-    ("qwen35/qwen35-Q4_K_M", KvType::F16),
-    ("qwen35/qwen35-Q8_0", KvType::F16),
+const FILES: [(&str, Rounding); 8] = [
+    ("llama/llama-Q4_K_M", Rounding::COARSE),
+    ("llama/llama-Q4_K_M", Rounding::FINE),
+    ("qwen2/qwen2-bf16", Rounding::LEAST),
+    ("qwen3/qwen3-bf16", Rounding::LEAST),
+    ("qwen35/qwen35-bf16", Rounding::LEAST),
+    ("qwen35/qwen35-Q4_K_M", Rounding::COARSE),
+    ("qwen35/qwen35-Q4_K_M", Rounding::FINE),
+    ("qwen35/qwen35-Q8_0", Rounding::COARSE),
 ];
 /// Tokens of a test sequence: more than one KV block and more than one attention partition of 256.
 const TOKENS: usize = 300;
 
 /// Runs `check` on every file there is.
-fn each_model(check: impl Fn(&str, &Arc<ModelFile>, KvType)) {
+fn each_model(check: impl Fn(&str, &Arc<ModelFile>, Rounding)) {
     let Some(dir) = oracles() else { return };
-    for (file, kv_type) in FILES {
+    for (file, rounding) in FILES {
         let path = dir.join(format!("{file}.gguf"));
-        check(file, &open(&path), kv_type);
+        check(file, &open(&path), rounding);
     }
 }
 
@@ -40,13 +41,13 @@ fn sequence(model: &ModelFile, seed: u32, tokens: usize) -> Vec<u32> {
 
 #[test]
 fn any_bands_give_the_same_bits() {
-    each_model(|file, model, kv_type| {
+    each_model(|file, model, rounding| {
         let layers = model.program().layers.len();
         let ids = sequence(model, 1, TOKENS);
-        let whole = Pipeline::new(model, &[layers], 1, kv_type).score(&ids, TOKENS);
+        let whole = Pipeline::new(model, &[layers], 1, rounding).score(&ids, TOKENS);
         let third = layers / 3;
         for cuts in [vec![1, layers - 1], vec![third, third, layers - 2 * third], vec![1; layers]] {
-            let cut = Pipeline::new(model, &cuts, 1, kv_type).score(&ids, TOKENS);
+            let cut = Pipeline::new(model, &cuts, 1, rounding).score(&ids, TOKENS);
             assert!(same_bits(&whole, &cut), "{file} cut into {cuts:?}");
         }
     });
@@ -54,12 +55,12 @@ fn any_bands_give_the_same_bits() {
 
 #[test]
 fn any_chunks_and_threads_give_the_same_bits() {
-    each_model(|file, model, kv_type| {
+    each_model(|file, model, rounding| {
         let layers = model.program().layers.len();
         let ids = sequence(model, 2, TOKENS);
-        let whole = Pipeline::new(model, &[layers], 1, kv_type).score(&ids, TOKENS);
+        let whole = Pipeline::new(model, &[layers], 1, rounding).score(&ids, TOKENS);
         for threads in 1..=3 {
-            let mut pipeline = Pipeline::new(model, &[layers], threads, kv_type);
+            let mut pipeline = Pipeline::new(model, &[layers], threads, rounding);
             // The slot is used again and again: a sequence that starts at 0 must not see the one before it.
             for chunk in [1, 7, 64, TOKENS] {
                 let chunked = pipeline.score(&ids, chunk);
@@ -72,12 +73,12 @@ fn any_chunks_and_threads_give_the_same_bits() {
 /// Several sequences in the same steps, prefilling and decoding at different times, against each of them alone.
 #[test]
 fn any_batch_gives_the_same_bits() {
-    each_model(|file, model, kv_type| {
+    each_model(|file, model, rounding| {
         let layers = model.program().layers.len();
         let lengths = [90usize, 41, 3, 66];
         let sequences: Vec<Vec<u32>> =
             (0..4u32).zip(lengths).map(|(seed, n)| sequence(model, seed, n)).collect();
-        let mut pipeline = Pipeline::new(model, &[1, layers - 1], 2, kv_type);
+        let mut pipeline = Pipeline::new(model, &[1, layers - 1], 2, rounding);
         let alone: Vec<_> = sequences.iter().map(|ids| pipeline.score(ids, ids.len())).collect();
         let mut together: Vec<Vec<Vec<f32>>> = vec![Vec::new(); sequences.len()];
         // Sequence `s` starts in step `s` and advances by 1, 5, 2 or 17 tokens a step.
@@ -108,8 +109,8 @@ fn any_batch_gives_the_same_bits() {
 /// Which rows of a step want logits changes nothing but which rows come.
 #[test]
 fn asking_for_fewer_logits_gives_the_same_bits() {
-    each_model(|file, model, kv_type| {
-        let mut pipeline = Pipeline::whole(model, kv_type);
+    each_model(|file, model, rounding| {
+        let mut pipeline = Pipeline::whole(model, rounding);
         let ids = sequence(model, 5, 120);
         let all = pipeline.score(&ids, ids.len());
         let last = pipeline.step(&[Piece { slot: 0, start: 0, ids: &ids, logits: LogitRows::Last }], &mut ());

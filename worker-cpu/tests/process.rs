@@ -13,7 +13,7 @@ use spillway_protocol::frame::{
     FrameKind, FrameLimits, LogitRows, SlotWrite, SpanShape, StepFrame, read_logit_row, read_logits,
     write_tokens,
 };
-use spillway_protocol::plan::{Execution, KvType, Residency, Stage, StageBytes};
+use spillway_protocol::plan::{Execution, Residency, Stage, StageBytes};
 use spillway_protocol::ring::{Ring, RingConsumer, RingProducer, Wait};
 use spillway_protocol::status::{StatusReader, WorkerState};
 use spillway_worker::Worker as _;
@@ -24,7 +24,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
-use support::{Pipeline, limits, open};
+use support::{Pipeline, Rounding, limits, open};
 
 const EPOCH: u64 = 3;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -147,7 +147,7 @@ impl Setup {
     fn new(path: &Path, cuts: &[usize]) -> Self {
         let model = open(path);
         let program = model.program();
-        let limits = limits(KvType::F32);
+        let limits = limits(Rounding::LEAST);
         let frames = FrameLimits::new(&limits, program.d_model, program.vocab);
         let edge = |index: usize| match index {
             0 => FrameKind::Tokens,
@@ -244,7 +244,7 @@ fn two_workers_give_the_bits_of_one_band_in_process(model: &Path) {
     let ids: Vec<u32> = (0..120).map(|i| i * 7 % 200).collect();
     setup.send(&mut first, EPOCH, &ids);
     let ours = setup.receive(&mut last);
-    let in_process = Pipeline::whole(&open(model), KvType::F32).score(&ids, 33);
+    let in_process = Pipeline::whole(&open(model), Rounding::LEAST).score(&ids, 33);
     assert!(support::same_bits(&ours, &in_process));
     for (worker, layers) in workers.iter_mut().zip([1, layers as u64 - 1]) {
         worker.control.send(&ToWorker::Shutdown).unwrap();

@@ -17,7 +17,7 @@ mod common;
 use common::{Bench, PRELUDE_CHECK, cases, nvrtc_child_command};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use spillway_kernels::device_layout::DeviceLayout;
-use spillway_kernels::formats::{Format, InputForm};
+use spillway_kernels::formats::Format;
 use spillway_kernels::hip::SOURCES;
 use spillway_worker_gpu::compile::{KernelCompiler, Settings};
 use spillway_worker_gpu::hip::{
@@ -225,9 +225,9 @@ fn speed_of_products() {
             let matrices: Vec<Matrix> = (0..COPIES)
                 .map(|i| Matrix::new(layout, rows, memory.slice().part(i * bytes, bytes).unwrap()).unwrap())
                 .collect();
-            let inputs = match format.input_form() {
-                InputForm::Int8 => Inputs::Int8(int8),
-                InputForm::F32 => Inputs::F32(values.slice()),
+            let inputs = match format.is_quantised() {
+                true => Inputs::Int8(int8),
+                false => Inputs::F32(values.slice()),
             };
             let time = |tokens: usize, calls: usize| {
                 microseconds(&bench, calls, |call| {

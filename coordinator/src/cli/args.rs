@@ -115,6 +115,9 @@ pub struct PlacementArgs {
     /// Element type of the KV cache: auto, f32 or f16 [default: auto = f32 for unquantised files, f16 otherwise]
     #[arg(long, value_name = "TYPE")]
     pub kv_type: Option<String>,
+    /// Inputs of quantised matrices: auto, int8 or int16 [default: auto = int16 for small models, int8 otherwise]
+    #[arg(long, value_name = "TYPE")]
+    pub activations: Option<String>,
     /// Tokens of the largest step; long prompts are computed in chunks of this size [default: 512]
     #[arg(long, value_name = "N")]
     pub chunk: Option<usize>,
@@ -135,6 +138,7 @@ impl PlacementArgs {
             threads: self.threads,
             parallel: self.parallel,
             kv_type: self.kv_type.clone(),
+            activations: self.activations.clone(),
             chunk: self.chunk,
         }
     }

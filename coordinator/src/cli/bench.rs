@@ -48,7 +48,11 @@ pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
             if as_json { Ok(()) } else { output::text(&line(test)) }
         })
     })?;
-    let tests = measured.unwrap_or(Err(Failure::Interrupted))?;
+    let Some(tests) = measured else {
+        session.abandon();
+        return Err(Failure::Interrupted);
+    };
+    let tests = tests?;
     let status = session.engine.status();
     let kernels = status.stages.iter().map(|stage| stage.loaded.kernels.clone()).collect();
     let report = Report::new(plan, kernels, bandwidth, before, Host::now(), tests);

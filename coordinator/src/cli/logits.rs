@@ -44,7 +44,10 @@ pub fn logits(args: &LogitsArgs) -> Result<(), Failure> {
         })?;
         printed
     })?;
-    scored.unwrap_or(Err(Failure::Interrupted))
+    scored.unwrap_or_else(|| {
+        session.abandon();
+        Err(Failure::Interrupted)
+    })
 }
 
 /// One sequence, just as long as the ids unless the user chose otherwise.

@@ -1,4 +1,4 @@
-//! The command line. `main` is [`run`] and an exit code; each command is a module; `docs/cli.md` is the reference.
+//! The command line. `main` is [`run()`] and an exit code; each command is a module; `docs/cli.md` is the reference.
 
 mod args;
 mod bench;

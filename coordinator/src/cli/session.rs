@@ -69,6 +69,14 @@ pub struct Session {
     pub engine: Engine,
 }
 
+impl Session {
+    /// Leaves the workers to the end of the process, which ends them. For a command that was interrupted while the engine
+    /// is busy with something it cannot break off.
+    pub fn abandon(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
         self.engine.shutdown();

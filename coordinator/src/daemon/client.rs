@@ -309,6 +309,7 @@ fn placement(params: PlacementParams) -> PlacementRequest {
         threads: size(params.threads),
         parallel: size(params.parallel),
         kv_type: params.kv_type,
+        activations: params.activations,
         chunk: size(params.chunk),
     }
 }

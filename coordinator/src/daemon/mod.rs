@@ -2,7 +2,7 @@
 //! `docs/protocol.md`; tokio lives here alone.
 //!
 //! One task per connection and one per message that takes time. The engine's thread never waits for a client: events go
-//! into a bounded [`outbox`], and a client that does not read is given up.
+//! into a bounded outbox, and a client that does not read is given up.
 
 mod answer;
 mod client;

@@ -1,15 +1,20 @@
 //! What is on its way to one client. Putting an event in never blocks; a client that does not read is given up when too
-//! much has piled up, so that it cannot hold back the engine or other clients.
+//! much has piled up or a write has waited too long, so that it cannot hold back the engine or other clients.
 
 use spillway_protocol::jsonl::Event;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
 
 /// Bytes that may wait for one client: minutes of a fast stream.
 pub const MAX_WAITING_BYTES: usize = 8 << 20;
+
+/// How long a client may leave a write waiting. Its requests hold slots that others wait for.
+const STALL_LIMIT: Duration = Duration::from_secs(10);
 
 /// Bytes put together into one write.
 const WRITE_BYTES: usize = 64 << 10;
@@ -101,7 +106,7 @@ impl OutboxWriter {
         tokio::select! {
             () = reached(&phase, Phase::Lost) => {}
             result = self.write_all(to) => if let Err(error) = result {
-                tracing::debug!(%error, "a client has gone away");
+                tracing::debug!(%error, "a client has gone away or does not read");
                 reach(&phase, Phase::Lost);
             }
         }
@@ -125,8 +130,11 @@ impl OutboxWriter {
             {
                 batch.push_str(&line);
             }
-            to.write_all(batch.as_bytes()).await?;
-            to.flush().await?;
+            let write = async {
+                to.write_all(batch.as_bytes()).await?;
+                to.flush().await
+            };
+            timeout(STALL_LIMIT, write).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
             self.waiting.fetch_sub(batch.len(), Ordering::Relaxed);
         }
     }
@@ -169,6 +177,18 @@ mod tests {
         }
         outbox.lost().await;
         writer.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_leaves_a_little_unread_for_long_is_lost() {
+        let (outbox, writer) = outbox();
+        let (near, _far) = tokio::io::duplex(64);
+        let writer = tokio::spawn(writer.run(near));
+        outbox.push(&token(&"x".repeat(100)));
+        let waited = tokio::time::Instant::now();
+        outbox.lost().await;
+        writer.await.unwrap();
+        assert!((STALL_LIMIT..2 * STALL_LIMIT).contains(&waited.elapsed()));
     }
 
     #[tokio::test]

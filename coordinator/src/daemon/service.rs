@@ -187,7 +187,7 @@ impl Service {
             Shown::Model(Resident { engine, .. }) => {
                 let status = engine.status();
                 let model = &engine.plan().model;
-                diagnosis.model_loaded = true;
+                diagnosis.model_loaded = status.ready;
                 diagnosis.model_arch = model.architecture.clone();
                 diagnosis.model_path = Some(model.path.display().to_string());
                 diagnosis.state = if status.ready { "ready" } else { "failed" };

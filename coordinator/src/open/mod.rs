@@ -6,6 +6,7 @@ mod sizes;
 use crate::planner::ModelSummary;
 use sizes::Sizer;
 use spillway_kernels::formats::FormatError;
+use spillway_kernels::isa::{IsaError, KernelSet};
 use spillway_model::error::ModelError;
 use spillway_model::file::ModelFile;
 use spillway_model::gguf::{GgufError, Metadata};
@@ -67,6 +68,15 @@ pub enum OpenError {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// A plan carries the path as text.
+    #[error("{}: the path is not valid UTF-8, which plans and messages need; rename the file or its folder", path.display())]
+    PathText {
+        /// As given.
+        path: PathBuf,
+    },
+    /// The kernels that the environment asks for.
+    #[error(transparent)]
+    Kernels(#[from] IsaError),
     /// The file, its configuration or its tensors.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -115,6 +125,8 @@ impl OpenError {
     pub fn code(&self) -> &'static str {
         match self {
             OpenError::Path { .. } => "path_unusable",
+            OpenError::PathText { .. } => "path_not_utf8",
+            OpenError::Kernels(error) => error.code(),
             OpenError::Model(error) => error.code(),
             OpenError::Weight { reason: WeightRefusal::NoKernel(_), .. } => "tensor_unusable_format",
             OpenError::Weight { reason: WeightRefusal::Shape(error), .. } => error.code(),
@@ -137,6 +149,11 @@ pub fn open_model_with(
 ) -> Result<LoadedModel, OpenError> {
     let absolute =
         std::path::absolute(path).map_err(|source| OpenError::Path { path: path.into(), source })?;
+    if absolute.to_str().is_none() {
+        return Err(OpenError::PathText { path: absolute });
+    }
+    // Workers would find out after they have been started.
+    KernelSet::from_env()?;
     let file = ModelFile::open(&absolute)?;
     let summary = Sizer { file: &file, path: &absolute }.summary()?;
     let tokenizer = tokenizer(&file, &absolute, text, options)?.map(Arc::new);

@@ -3,7 +3,7 @@
 use super::{OpenError, WeightRefusal};
 use crate::planner::{GpuSizes, LayerSizes, ModelSummary};
 use spillway_kernels::device_layout::DeviceLayout;
-use spillway_kernels::formats::{Format, InputForm};
+use spillway_kernels::formats::Format;
 use spillway_kernels::pack::PackedMatrix;
 use spillway_model::file::ModelFile;
 use spillway_model::program::{Layer, Step, WeightRef};
@@ -23,7 +23,7 @@ pub(super) struct Sizer<'a> {
 struct Matrix {
     bytes: u64,
     gpu_bytes: u64,
-    input: InputForm,
+    format: Format,
 }
 
 impl Sizer<'_> {
@@ -45,7 +45,7 @@ impl Sizer<'_> {
             layers: layers?,
             embedding_bytes: self.file.weight(&program.embed)?.bytes.len() as u64,
             head_bytes: head.bytes + vector_bytes(&program.head.norm),
-            head_input: head.input,
+            head_format: head.format,
             gpu_head_bytes: head.gpu_bytes + vector_bytes(&program.head.norm),
             gpu_widths: ModelWidths::of(program),
         })
@@ -55,25 +55,27 @@ impl Sizer<'_> {
         let vectors: u64 = layer.steps.iter().flat_map(vectors).map(vector_bytes).sum();
         let mut weights = vectors;
         let mut gpu = GpuSizes { weights: vectors, needs: LayerNeeds::of(layer) };
-        let mut inputs = Vec::new();
+        let (mut elements, mut formats) = (0, Vec::new());
         for weight in matrices(layer) {
             let matrix = self.matrix(weight)?;
             weights += matrix.bytes;
             gpu.weights += matrix.gpu_bytes;
-            if !inputs.contains(&matrix.input) {
-                inputs.push(matrix.input);
+            elements += (weight.rows * weight.cols) as u64;
+            if !formats.contains(&matrix.format) {
+                formats.push(matrix.format);
             }
         }
         let recurrent = layer.recurrent.map_or(0, |shape| shape.conv_len() + shape.matrix_len());
         let kv = layer.kv.map_or(0, |shape| shape.kv_heads * (shape.key_dim + shape.value_dim));
         Ok(LayerSizes {
             weights,
+            elements,
             kv_elements: kv as u64,
             state_values: recurrent as u64,
             buffers: layer.buffers.clone(),
             hidden: layer.steps.iter().map(hidden).max().unwrap_or(0),
             widest_input: matrices(layer).map(|weight| weight.cols).max().unwrap_or(0),
-            inputs,
+            formats,
             gpu,
         })
     }
@@ -89,7 +91,7 @@ impl Sizer<'_> {
         let gpu_bytes = DeviceLayout::new(format, weight.cols)
             .and_then(|layout| layout.matrix_bytes(weight.rows))
             .map_err(|error| refused(WeightRefusal::Shape(error)))?;
-        Ok(Matrix { bytes: bytes as u64, gpu_bytes: gpu_bytes as u64, input: format.input_form() })
+        Ok(Matrix { bytes: bytes as u64, gpu_bytes: gpu_bytes as u64, format })
     }
 }
 

@@ -30,6 +30,7 @@ pub(super) fn fit(
         max_sequences: wishes.parallel,
         kv_blocks,
         kv_type: wishes.kv_type,
+        activations: wishes.activations,
         max_step_tokens: wishes.step,
         max_logit_rows: layout::logit_rows(model.model.vocab, wishes.step, wishes.parallel),
     };

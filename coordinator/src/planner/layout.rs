@@ -2,9 +2,9 @@
 
 use super::request::{Split, Wishes};
 use super::{LayerSizes, ModelSummary, Refusal};
-use spillway_kernels::activations::Activations;
-use spillway_kernels::formats::InputForm;
+use spillway_kernels::activations::{Activations, Forms};
 use spillway_protocol::plan::{KV_BLOCK_TOKENS, Limits, StageBytes};
+use spillway_worker_cpu::band::codes;
 use spillway_worker_gpu::band::Needs;
 use std::ops::Range;
 
@@ -91,7 +91,7 @@ pub(super) fn stage_bytes(model: &ModelSummary, limits: &Limits, band: &Band) ->
     let (weights, scratch, pinned) = match band.processor {
         Processor::Cpu(_) => (
             sum(|layer| layer.weights) + at_head(model.head_bytes),
-            scratch_bytes(layers, limits.max_step_tokens) + at_head(head_scratch_bytes(model, limits)),
+            scratch_bytes(layers, limits) + at_head(head_scratch_bytes(model, limits)),
             0,
         ),
         Processor::Gpu(_) => gpu_bytes(model, limits, layers, head),
@@ -131,18 +131,20 @@ fn kv_bytes(elements: u64, limits: &Limits) -> u64 {
 
 /// Buffers of the largest step, shared by all layers of the band: each as wide as the widest layer needs it, and one prepared
 /// matrix input.
-fn scratch_bytes(layers: &[LayerSizes], step: usize) -> u64 {
+fn scratch_bytes(layers: &[LayerSizes], limits: &Limits) -> u64 {
+    let step = limits.max_step_tokens;
     let shared: usize = buffer_widths(layers).into_iter().sum();
     let hidden = layers.iter().map(|layer| layer.hidden).max().unwrap_or(0);
     let widest = layers.iter().map(|layer| layer.widest_input).max().unwrap_or(0);
-    let forms: Vec<InputForm> = layers.iter().flat_map(|layer| layer.inputs.iter().copied()).collect();
-    let inputs = Activations::bytes_for(step, widest, &forms);
+    let formats = layers.iter().flat_map(|layer| layer.formats.iter().copied());
+    let inputs = Activations::bytes_for(step, widest, Forms::of(formats, codes(limits.activations)));
     (step * (shared + hidden) * size_of::<f32>() + inputs) as u64
 }
 
 /// Per logit row: the residual, its norm, the logits, and the prepared input of the output projection.
 fn head_scratch_bytes(model: &ModelSummary, limits: &Limits) -> u64 {
     let (rows, d_model) = (limits.max_logit_rows, model.model.d_model);
-    let inputs = Activations::bytes_for(rows, d_model, &[model.head_input]);
+    let inputs =
+        Activations::bytes_for(rows, d_model, Forms::of([model.head_format], codes(limits.activations)));
     (rows * (2 * d_model + model.model.vocab) * size_of::<f32>() + inputs) as u64
 }

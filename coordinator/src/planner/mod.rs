@@ -28,7 +28,7 @@ pub use summary::{GpuSizes, LayerSizes, ModelSummary};
 
 /// Decides which process runs which layers. Pure: the same arguments give the same plan.
 pub fn plan(model: &ModelSummary, machine: &Machine, request: &PlacementRequest) -> Result<Plan, Refusal> {
-    let wishes = request.read(model.model.context_length, model.is_quantised(), &machine.gpus)?;
+    let wishes = request.read(model, &machine.gpus)?;
     let layers = model.layers.len();
     match wishes.budget {
         Budget::Layers(count) => place(model, machine, &wishes, count.min(layers)),

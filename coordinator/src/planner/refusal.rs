@@ -52,6 +52,11 @@ pub enum Refusal {
         /// Devices named.
         devices: usize,
     },
+    /// Finer activations than GPUs have.
+    #[error(
+        "activations `int16` are for CPU workers; GPUs compute with 8-bit ones: leave it out, or use `--devices none`"
+    )]
+    ActivationsOnGpu,
     /// Both a budget and explicit bands.
     #[error("gpu_layer_budget and pp_layers both say how many layers GPUs run; give one of them")]
     BudgetWithPpLayers,
@@ -91,6 +96,12 @@ pub enum Refusal {
     /// A KV type that does not exist.
     #[error("kv_type is `{asked}`, but must be `auto`, `f32` or `f16`")]
     KvTypeUnknown {
+        /// As written.
+        asked: String,
+    },
+    /// An input type that does not exist.
+    #[error("activations is `{asked}`, but must be `auto`, `int8` or `int16`")]
+    ActivationsUnknown {
         /// As written.
         asked: String,
     },
@@ -227,6 +238,7 @@ impl Refusal {
             Refusal::DeviceRefused { .. } => "device_refused",
             Refusal::DeviceTwice { .. } => "device_twice",
             Refusal::PpBeyondDevices { .. } => "pp_beyond_devices",
+            Refusal::ActivationsOnGpu => "activations_on_gpu",
             Refusal::BudgetWithPpLayers => "gpu_layer_budget_with_pp_layers",
             Refusal::PcieUnsupported => "offload_exec_unsupported",
             Refusal::BudgetWithoutGpu { .. } => "gpu_layer_budget_without_gpu",
@@ -234,6 +246,7 @@ impl Refusal {
             Refusal::PcieWithoutGpu => "offload_exec_without_gpu",
             Refusal::OffloadUnknown { .. } => "offload_exec_unknown",
             Refusal::KvTypeUnknown { .. } => "kv_type_unknown",
+            Refusal::ActivationsUnknown { .. } => "activations_unknown",
             Refusal::OutOfRange { .. } => "placement_out_of_range",
             Refusal::MaxSeqBeyondModel { .. } => "max_seq_beyond_model",
             Refusal::StagesDisagree { .. } => "stages_disagree",

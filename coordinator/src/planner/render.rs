@@ -41,8 +41,8 @@ pub fn table(plan: &Plan) -> String {
 fn header(plan: &Plan) -> String {
     let (model, limits) = (&plan.model, &plan.limits);
     format!(
-        "{} · {} · {} layers, width {}, vocabulary {}\n  max_seq {} of {} · {} sequences · {} KV blocks of {:?} · steps of \
-         up to {} tokens\n",
+        "{} · {} · {} layers, width {}, vocabulary {}\n  max_seq {} of {} · {} sequences · {} KV blocks of {:?} · {:?} activations \
+         · steps of up to {} tokens\n",
         model.path.display(),
         model.architecture,
         model.layers,
@@ -53,6 +53,7 @@ fn header(plan: &Plan) -> String {
         limits.max_sequences,
         limits.kv_blocks,
         limits.kv_type,
+        limits.activations,
         limits.max_step_tokens,
     )
 }

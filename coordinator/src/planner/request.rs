@@ -1,9 +1,9 @@
 //! What the user asked for, as written, and its reading into values that cannot be wrong. The planner does the reading,
 //! so that the command line, JSON lines and configuration files share one set of refusals.
 
-use super::Refusal;
 use super::gpus::{DeviceWish, GpuSurvey};
-use spillway_protocol::plan::KvType;
+use super::{ModelSummary, Refusal};
+use spillway_protocol::plan::{ActivationType, KvType};
 
 /// Placement options. Every field left out takes the planner's default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,6 +31,9 @@ pub struct PlacementRequest {
     pub parallel: Option<usize>,
     /// KV cache element: `auto` (f32 for unquantised files, f16 for quantised ones), `f32` or `f16`.
     pub kv_type: Option<String>,
+    /// Inputs of quantised matrices: `auto` (16 bits for models below [`FINE_BELOW`] layer weights, 8 bits for larger ones),
+    /// `int8` or `int16`.
+    pub activations: Option<String>,
     /// Tokens of the largest step. Default 512, at most `max_seq` when that is longer than the decode batch.
     pub chunk: Option<usize>,
 }
@@ -38,6 +41,9 @@ pub struct PlacementRequest {
 const DEFAULT_MAX_SEQ: usize = 4096;
 const DEFAULT_PARALLEL: usize = 4;
 const DEFAULT_STEP: usize = 512;
+
+/// Layer weights from which on a model does not need inputs finer than 8 bits (decision 7).
+const FINE_BELOW: u64 = 1_000_000_000;
 
 /// Highest values that mean anything; beyond them a typo is more likely than a wish.
 const MAX_THREADS: usize = 1024;
@@ -57,6 +63,7 @@ pub(super) struct Wishes {
     pub step: usize,
     pub threads: Option<usize>,
     pub kv_type: KvType,
+    pub activations: ActivationType,
 }
 
 /// How many layers, counted from the last, are for GPUs.
@@ -86,12 +93,7 @@ impl PlacementRequest {
         DeviceWish::read(self.devices.as_deref())
     }
 
-    pub(super) fn read(
-        &self,
-        context: usize,
-        quantised: bool,
-        survey: &GpuSurvey,
-    ) -> Result<Wishes, Refusal> {
+    pub(super) fn read(&self, model: &ModelSummary, survey: &GpuSurvey) -> Result<Wishes, Refusal> {
         let mut gpus = self.device_wish()?.select(survey, self.allow_shared_device)?;
         let budget = self.read_budget(!gpus.is_empty())?;
         if budget == Budget::Layers(0) {
@@ -99,8 +101,9 @@ impl PlacementRequest {
         }
         self.check_offload(!gpus.is_empty())?;
         let parallel = in_range("parallel", self.parallel, DEFAULT_PARALLEL, MAX_PARALLEL)?;
-        let max_seq = self.read_max_seq(context)?;
+        let max_seq = self.read_max_seq(model.model.context_length)?;
         let step = in_range("chunk", self.chunk, DEFAULT_STEP.min(max_seq), MAX_STEP)?;
+        let activations = self.read_activations(model.layer_weights(), !gpus.is_empty())?;
         let split = if gpus.is_empty() { self.read_cpu_split()? } else { self.read_gpu_split(&mut gpus)? };
         Ok(Wishes {
             budget: if gpus.is_empty() { Budget::Layers(0) } else { budget },
@@ -111,7 +114,8 @@ impl PlacementRequest {
             // A decode token of every live sequence fits into one step.
             step: step.max(parallel),
             threads: self.threads.map(|n| in_range("threads", Some(n), n, MAX_THREADS)).transpose()?,
-            kv_type: self.read_kv_type(quantised)?,
+            kv_type: self.read_kv_type(model.is_quantised())?,
+            activations,
         })
     }
 
@@ -152,6 +156,17 @@ impl PlacementRequest {
             Some("f32") => Ok(KvType::F32),
             Some("f16") => Ok(KvType::F16),
             Some(asked) => Err(Refusal::KvTypeUnknown { asked: asked.into() }),
+        }
+    }
+
+    /// GPUs have 8-bit products only, and one pipeline has one kind.
+    fn read_activations(&self, layer_weights: u64, gpus: bool) -> Result<ActivationType, Refusal> {
+        match written(&self.activations) {
+            Some("int16") if gpus => Err(Refusal::ActivationsOnGpu),
+            None | Some("auto") if layer_weights < FINE_BELOW && !gpus => Ok(ActivationType::Int16),
+            None | Some("auto" | "int8") => Ok(ActivationType::Int8),
+            Some("int16") => Ok(ActivationType::Int16),
+            Some(asked) => Err(Refusal::ActivationsUnknown { asked: asked.into() }),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The model as the planner sees it: sizes only.
 
-use spillway_kernels::formats::InputForm;
+use spillway_kernels::formats::Format;
 use spillway_protocol::plan::PlannedModel;
 use spillway_worker_gpu::band::{LayerNeeds, ModelWidths};
 
@@ -9,6 +9,8 @@ use spillway_worker_gpu::band::{LayerNeeds, ModelWidths};
 pub struct LayerSizes {
     /// Bytes of the weights as stored in memory.
     pub weights: u64,
+    /// Elements of the matrices.
+    pub elements: u64,
     /// Key and value elements per token.
     pub kv_elements: u64,
     /// f32 values of recurrent state per sequence.
@@ -19,8 +21,8 @@ pub struct LayerSizes {
     pub hidden: usize,
     /// Widest input of a matrix.
     pub widest_input: usize,
-    /// What matrices read their inputs as.
-    pub inputs: Vec<InputForm>,
+    /// Formats of the matrices, each once.
+    pub formats: Vec<Format>,
     /// Sizes on a GPU.
     pub gpu: GpuSizes,
 }
@@ -45,8 +47,8 @@ pub struct ModelSummary {
     pub embedding_bytes: u64,
     /// Bytes of final norm and output projection as stored in memory.
     pub head_bytes: u64,
-    /// What the output projection reads its input as.
-    pub head_input: InputForm,
+    /// Format of the output projection.
+    pub head_format: Format,
     /// Bytes of final norm and output projection as stored on a GPU.
     pub gpu_head_bytes: u64,
     /// What scratch on a GPU depends on beside the layers.
@@ -56,7 +58,13 @@ pub struct ModelSummary {
 impl ModelSummary {
     /// Whether any matrix is quantised.
     pub fn is_quantised(&self) -> bool {
-        let forms = self.layers.iter().flat_map(|layer| &layer.inputs).chain([&self.head_input]);
-        forms.into_iter().any(|form| *form == InputForm::Int8)
+        let mut formats = self.layers.iter().flat_map(|layer| &layer.formats).chain([&self.head_format]);
+        formats.any(|format| format.is_quantised())
+    }
+
+    /// Elements of the matrices of all layers: the size that tells small models from large ones, without vocabularies,
+    /// which differ much between models of one kind.
+    pub fn layer_weights(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.elements).sum()
     }
 }

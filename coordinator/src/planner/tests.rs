@@ -3,8 +3,8 @@
 
 use super::*;
 use proptest::prelude::*;
-use spillway_kernels::formats::InputForm;
-use spillway_protocol::plan::{KvType, PlannedModel, StageBytes};
+use spillway_kernels::formats::Format;
+use spillway_protocol::plan::{ActivationType, KvType, PlannedModel, StageBytes};
 use spillway_worker_gpu::band::{LayerNeeds, ModelWidths};
 
 mod gpus;
@@ -14,12 +14,13 @@ const MIB: u64 = 1 << 20;
 fn model(layers: usize) -> ModelSummary {
     let layer = LayerSizes {
         weights: 10 * MIB,
+        elements: 20_000_000,
         kv_elements: 1024,
         state_values: 4096,
         buffers: vec![1024, 1024, 2048],
         hidden: 4096,
         widest_input: 2048,
-        inputs: vec![InputForm::Int8],
+        formats: vec![Format::Q4_K],
         gpu: GpuSizes { weights: 10 * MIB, needs: LayerNeeds::default() },
     };
     ModelSummary {
@@ -35,7 +36,7 @@ fn model(layers: usize) -> ModelSummary {
         layers: vec![layer; layers],
         embedding_bytes: 20 * MIB,
         head_bytes: 30 * MIB,
-        head_input: InputForm::Int8,
+        head_format: Format::Q6_K,
         gpu_head_bytes: 30 * MIB,
         gpu_widths: ModelWidths { d_model: 1024, vocab: 32_000, rope_pairs: 32 },
     }
@@ -74,11 +75,29 @@ fn nothing_asked_is_one_worker_with_everything() {
 #[test]
 fn exact_files_keep_exact_keys_and_values() {
     let mut exact = model(4);
-    exact.head_input = InputForm::F32;
-    exact.layers.iter_mut().for_each(|layer| layer.inputs = vec![InputForm::F32]);
+    exact.head_format = Format::F32;
+    exact.layers.iter_mut().for_each(|layer| layer.formats = vec![Format::BF16]);
     assert_eq!(plan(&exact, &machine(), &PlacementRequest::default()).unwrap().limits.kv_type, KvType::F32);
-    exact.layers[3].inputs.push(InputForm::Int8);
+    exact.layers[3].formats.push(Format::Q8_0);
     assert_eq!(plan(&exact, &machine(), &PlacementRequest::default()).unwrap().limits.kv_type, KvType::F16);
+}
+
+#[test]
+fn small_models_get_fine_inputs_and_pay_for_them() {
+    let planned = |layers: usize, activations: Option<&str>| {
+        let request = PlacementRequest { activations: activations.and_then(text), ..Default::default() };
+        let plan = plan(&model(layers), &machine(), &request).unwrap();
+        (plan.limits.activations, plan.stages[0].bytes.scratch)
+    };
+    // 20 million weights a layer.
+    for auto in [None, Some("auto")] {
+        assert_eq!(planned(49, auto).0, ActivationType::Int16);
+        assert_eq!(planned(50, auto).0, ActivationType::Int8);
+    }
+    let (fine, coarse) = (planned(8, Some("int16")), planned(8, Some("int8")));
+    assert_eq!((fine.0, coarse.0), (ActivationType::Int16, ActivationType::Int8));
+    // 512 rows of 2048 values in the layers and 131 of 1024 at the head: one byte a value more.
+    assert_eq!(fine.1 - coarse.1, 512 * 2048 + 132 * 1024);
 }
 
 #[test]
@@ -130,6 +149,7 @@ fn options_that_say_what_happens_anyway_are_accepted() {
         gpu_layer_budget: text("0"),
         offload_exec: text("cpu"),
         kv_type: text("auto"),
+        activations: text("auto"),
         ..Default::default()
     };
     assert!(plan(&model(4), &machine(), &request).is_ok());
@@ -164,6 +184,11 @@ fn every_refusal_has_its_code_and_says_what_is_wrong() {
             &["`gpu`", "`cpu`"],
         ),
         (PlacementRequest { kv_type: text("q4"), ..ask() }, "kv_type_unknown", &["`q4`", "`f16`"]),
+        (
+            PlacementRequest { activations: text("f32"), ..ask() },
+            "activations_unknown",
+            &["`f32`", "`int16`"],
+        ),
         (PlacementRequest { max_seq: Some(0), ..ask() }, "placement_out_of_range", &["max_seq", "0", "8192"]),
         (PlacementRequest { max_seq: Some(8193), ..ask() }, "max_seq_beyond_model", &["8193", "8192"]),
         (PlacementRequest { threads: Some(0), ..ask() }, "placement_out_of_range", &["threads"]),
@@ -262,11 +287,11 @@ prop_compose! {
                    head_bytes in 0u64..1 << 32, vocab in 1usize..300_000) -> ModelSummary {
         let layers: Vec<LayerSizes> = layers.into_iter()
             .map(|(weights, kv_elements, state_values, width)| LayerSizes {
-                weights, kv_elements, state_values,
+                weights, elements: weights, kv_elements, state_values,
                 buffers: vec![width, width / 2],
                 hidden: width / 3,
                 widest_input: width / 4,
-                inputs: vec![InputForm::F32],
+                formats: vec![Format::F32],
                 gpu: GpuSizes::default(),
             })
             .collect();

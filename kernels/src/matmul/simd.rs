@@ -35,6 +35,8 @@ trait Simd {
     unsafe fn lookup(table: &[u8; 16], v: Self::I) -> Self::I;
     /// The word at `p` in all lanes, moved left by `shift`.
     unsafe fn splat_shifted(p: *const i32, shift: u32) -> Self::I;
+    /// `(high << SHIFT) + low` in each lane.
+    unsafe fn shift_add<const SHIFT: u32>(high: Self::I, low: Self::I) -> Self::I;
     /// All zeros.
     unsafe fn zero() -> Self::I;
     /// LANES signed bytes as integers.

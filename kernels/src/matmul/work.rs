@@ -1,6 +1,6 @@
 //! Divides a group of products among the threads of the pool.
 
-use super::{MatmulJob, Output, TileTable};
+use super::{MatmulJob, Output, TileKernel, TileTable};
 use crate::activations::{Activations, PANEL, panel_width};
 use crate::pack::TILE_ROWS;
 use crate::pool::ThreadPool;
@@ -38,10 +38,12 @@ impl Shrinking {
 }
 
 /// Computes all jobs, whose shapes have been checked.
-pub(super) fn run(kernels: &TileTable, pool: &ThreadPool, inputs: &Activations, jobs: &mut [MatmulJob<'_>]) {
+pub(super) fn run(tables: &TileTable, pool: &ThreadPool, inputs: &Activations, jobs: &mut [MatmulJob<'_>]) {
+    // Floating-point weights have the same kernel in every table.
+    let kernels = &tables[inputs.forms().codes.map_or(0, |codes| codes as usize)];
     let tiles: usize = jobs.iter().map(|job| job.weight.tiles()).sum();
-    let token_bytes = jobs.iter().map(|job| inputs.token_bytes(job.weight.format().input_form())).max();
-    let panel_bytes = PANEL * token_bytes.unwrap_or(0);
+    let token_words = jobs.iter().map(|job| inputs.token_words(job.weight.format())).max();
+    let panel_bytes = PANEL * size_of::<i32>() * token_words.unwrap_or(0);
     if tiles == 0 || inputs.panels() == 0 {
         return;
     }
@@ -76,7 +78,7 @@ fn locate<'a, 'b>(jobs: &'a [MatmulJob<'b>], mut tile: usize) -> (&'a MatmulJob<
 
 /// Multiplies one tile with a run of panels and writes the outputs.
 fn multiply(
-    kernels: &TileTable,
+    kernels: &[TileKernel],
     inputs: &Activations,
     job: &MatmulJob<'_>,
     tile: usize,
@@ -92,10 +94,8 @@ fn multiply(
         let mut product = [[0.0; TILE_ROWS]; PANEL];
         let kernel = kernels[format as usize];
         // SAFETY: `Kernels` exist only for sets the CPU has; `check` saw that the tile has the inputs' columns and that
-        // they are there in the format's form.
-        unsafe {
-            kernel(bytes, inputs.panel(panel, format.input_form()), &mut product[..panel_width(tokens)])
-        };
+        // they are there in the format's form; `run` chose the kernels by the inputs' codes.
+        unsafe { kernel(bytes, inputs.panel(panel, format), &mut product[..panel_width(tokens)]) };
         for (token, product) in product[..tokens].iter_mut().enumerate() {
             if let Some(bias) = bias {
                 product.iter_mut().zip(bias).for_each(|(y, b)| *y += b);

@@ -80,6 +80,8 @@ pub struct PlacementParams {
     pub parallel: Option<u64>,
     /// Element type of the KV cache: `auto`, `f32` or `f16`.
     pub kv_type: Option<String>,
+    /// Inputs of quantised matrices: `auto`, `int8` or `int16`.
+    pub activations: Option<String>,
     /// Tokens of the largest step.
     pub chunk: Option<u64>,
 }
@@ -215,6 +217,7 @@ fn take_placement(fields: &mut Fields) -> Result<PlacementParams, LineError> {
         allow_shared_device: fields.take("allow_shared_device")?,
         parallel: fields.take("parallel")?,
         kv_type: fields.take("kv_type")?,
+        activations: fields.take("activations")?,
         chunk: fields.take("chunk")?,
     })
 }

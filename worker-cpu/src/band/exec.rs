@@ -102,7 +102,7 @@ impl Engine {
         rows: &Rows<'_>,
     ) -> Result<(), BandError> {
         let Self { pool, kernels, buffers, inputs: prepared, .. } = self;
-        kernels.prepare(pool, buffers.get(src, rows.len(src)), inputs.cols, &inputs.forms, prepared)?;
+        kernels.prepare(pool, buffers.get(src, rows.len(src)), inputs.cols, inputs.forms, prepared)?;
         let mut outs: ArrayVec<(Buf, Vec<f32>), MAX_GROUP> = ArrayVec::new();
         for part in parts {
             let dst = destination(part.into);
@@ -131,7 +131,7 @@ impl Engine {
         let Self { pool, kernels, ops, buffers, inputs: prepared, hidden: [gated, upper], .. } = self;
         let gated = &mut gated[..rows.tokens * gate.rows()];
         let upper = &mut upper[..rows.tokens * up.rows()];
-        kernels.prepare(pool, buffers.get(src, rows.len(src)), inputs.cols, &inputs.forms, prepared)?;
+        kernels.prepare(pool, buffers.get(src, rows.len(src)), inputs.cols, inputs.forms, prepared)?;
         kernels.matmul(pool, prepared, &mut [MatmulJob::store(gate, gated), MatmulJob::store(up, upper)])?;
         Ok(ops.silu_mul(pool, gated, upper)?)
     }
@@ -140,7 +140,7 @@ impl Engine {
     fn down(&mut self, inputs: &Inputs, down: &Part, rows: &Rows<'_>) -> Result<(), BandError> {
         let Self { pool, kernels, buffers, inputs: prepared, hidden: [gated, _], .. } = self;
         let gated = &gated[..rows.tokens * inputs.cols];
-        kernels.prepare(pool, gated, inputs.cols, &inputs.forms, prepared)?;
+        kernels.prepare(pool, gated, inputs.cols, inputs.forms, prepared)?;
         let dst = destination(down.into);
         let out = buffers.get_mut(dst, rows.len(dst));
         Ok(kernels.matmul(pool, prepared, &mut [job(down, out)])?)

@@ -2,8 +2,7 @@
 
 use super::BandError;
 use crate::load::{LoadError, Loader, Need};
-use spillway_kernels::activations::Activations;
-use spillway_kernels::formats::InputForm;
+use spillway_kernels::activations::{Activations, Codes, Forms};
 use spillway_kernels::matmul::{Kernels, MatmulJob};
 use spillway_kernels::ops::Ops;
 use spillway_kernels::pack::PackedMatrix;
@@ -16,7 +15,7 @@ pub(super) struct Head {
     norm: Vec<f32>,
     eps: f32,
     output: PackedMatrix,
-    forms: [InputForm; 1],
+    forms: Forms,
     /// Residual rows that want logits, `[group, d_model]`, then normed.
     gathered: Vec<f32>,
     normed: Vec<f32>,
@@ -35,11 +34,12 @@ impl Head {
         head: &program::Head,
         loader: &mut Loader<'_>,
         rows: usize,
+        codes: Codes,
     ) -> Result<Self, LoadError> {
         let output = loader.matrix(&head.output)?;
         let norm = loader.values(&head.norm)?;
         let (d_model, vocab) = (output.cols(), output.rows());
-        let forms = [output.format().input_form()];
+        let forms = Forms::of([output.format()], codes);
         Ok(Self {
             norm,
             eps: head.eps,
@@ -47,7 +47,7 @@ impl Head {
             gathered: vec![0.0; rows * d_model],
             normed: vec![0.0; rows * d_model],
             logits: vec![0.0; rows * vocab],
-            inputs: Activations::with_capacity(rows, d_model, &forms),
+            inputs: Activations::with_capacity(rows, d_model, forms),
             output,
         })
     }
@@ -87,7 +87,7 @@ impl Head {
         let normed = &mut self.normed[..count * d_model];
         let logits = &mut self.logits[..count * self.output.rows()];
         ops.rms_norm(pool, gathered, &self.norm, self.eps, normed)?;
-        kernels.prepare(pool, normed, d_model, &self.forms, &mut self.inputs)?;
+        kernels.prepare(pool, normed, d_model, self.forms, &mut self.inputs)?;
         kernels.matmul(pool, &self.inputs, &mut [MatmulJob::store(&self.output, logits)])?;
         Ok(logits)
     }

@@ -15,9 +15,8 @@ use arrayvec::ArrayVec;
 use buffers::Buffers;
 use exec::{Engine, Rows};
 use head::Head;
-use plan::{Op, StateSizes};
-use spillway_kernels::activations::{ActivationError, Activations};
-use spillway_kernels::formats::InputForm;
+use plan::{Op, Settings};
+use spillway_kernels::activations::{ActivationError, Activations, Codes, Forms};
 use spillway_kernels::isa::{IsaError, KernelSet};
 use spillway_kernels::matmul::{Kernels, MatmulError};
 use spillway_kernels::ops::attention::{AttentionScratch, KvElement, KvSpan};
@@ -27,7 +26,7 @@ use spillway_kernels::pool::ThreadPool;
 use spillway_model::file::ModelFile;
 use spillway_model::program::{self, RESIDUAL, RopeSpec};
 use spillway_protocol::frame::{LogitsFrame, StepFrame};
-use spillway_protocol::plan::{KvType, Limits, StageBytes};
+use spillway_protocol::plan::{ActivationType, KvType, Limits, StageBytes};
 use spillway_worker::band::logit_groups;
 use spillway_worker::embedding::{Embedding, EmbeddingError};
 use std::ops::Range;
@@ -183,14 +182,16 @@ impl Band {
         let head_needs = Head::needs(program).into_iter().filter(|_| spec.head);
         let order: Vec<Need<'_>> = head_needs.chain(layers.iter().flat_map(plan::needs)).collect();
         let mut loader = Loader::new(model, &pool, order, progress)?;
-        let head =
-            spec.head.then(|| Head::load(&program.head, &mut loader, limits.max_logit_rows)).transpose()?;
-        let sizes = state_sizes(&limits);
+        let settings = settings(&limits);
+        let head = spec
+            .head
+            .then(|| Head::load(&program.head, &mut loader, limits.max_logit_rows, settings.codes))
+            .transpose()?;
         let mut band_layers = Vec::with_capacity(layers.len());
         let mut layer_bytes = Vec::with_capacity(layers.len());
         for layer in layers {
             let before = loader.done();
-            let ops = plan::layer_ops(layer, &mut loader, &sizes)?;
+            let ops = plan::layer_ops(layer, &mut loader, &settings)?;
             layer_bytes.push(loader.done() - before);
             band_layers.push(BandLayer { ops, widths: layer.buffers.clone() });
         }
@@ -208,14 +209,14 @@ impl Band {
             bytes: StageBytes::default(),
             spec,
         };
-        band.bytes = band.count_bytes(weights, &sizes);
+        band.bytes = band.count_bytes(weights, &settings);
         Ok(band)
     }
 
-    fn count_bytes(&self, weights: u64, sizes: &StateSizes) -> StageBytes {
+    fn count_bytes(&self, weights: u64, settings: &Settings) -> StageBytes {
         let ops = self.layers.iter().flat_map(|layer| &layer.ops);
         let (kv, state) =
-            ops.map(|op| op.state_bytes(sizes)).fold((0, 0), |sum, op| (sum.0 + op.0, sum.1 + op.1));
+            ops.map(|op| op.state_bytes(settings)).fold((0, 0), |sum, op| (sum.0 + op.0, sum.1 + op.1));
         let head = self.head.as_ref().map_or(0, Head::scratch_bytes);
         let hidden: usize = self.engine.hidden.iter().map(|hidden| size_of_val(hidden.as_slice())).sum();
         let scratch = self.engine.buffers.bytes() + self.engine.inputs.bytes() + hidden + head;
@@ -357,12 +358,21 @@ fn check_spec(spec: &BandSpec, available: usize) -> Result<(), BandLoadError> {
     }
 }
 
-fn state_sizes(limits: &Limits) -> StateSizes {
+fn settings(limits: &Limits) -> Settings {
     let kv_element = match limits.kv_type {
         KvType::F32 => KvElement::F32,
         KvType::F16 => KvElement::F16,
     };
-    StateSizes { kv_blocks: limits.kv_blocks, kv_element, slots: limits.max_sequences }
+    let codes = codes(limits.activations);
+    Settings { kv_blocks: limits.kv_blocks, kv_element, slots: limits.max_sequences, codes }
+}
+
+/// What the kernels call the inputs of quantised matrices.
+pub fn codes(activations: ActivationType) -> Codes {
+    match activations {
+        ActivationType::Int8 => Codes::Int8,
+        ActivationType::Int16 => Codes::Int16,
+    }
 }
 
 /// Working memory for the largest step through any of the layers.
@@ -379,10 +389,10 @@ fn engine(
     let hidden = ops_of().map(Op::hidden_width).max().unwrap_or(0) * tokens;
     let inputs = || ops_of().flat_map(Op::inputs);
     let cols = inputs().map(|inputs| inputs.cols).max().unwrap_or(0);
-    let forms: Vec<InputForm> = inputs().flat_map(|inputs| inputs.forms.iter().copied()).collect();
+    let forms = inputs().fold(Forms::default(), |forms, inputs| forms.and(inputs.forms));
     Engine {
         buffers: Buffers::new(layers, program.d_model, tokens),
-        inputs: Activations::with_capacity(tokens, cols, &forms),
+        inputs: Activations::with_capacity(tokens, cols, forms),
         hidden: [vec![0.0; hidden], vec![0.0; hidden]],
         ropes: program.ropes.iter().map(rope_table).collect(),
         attention: AttentionScratch::new(),

@@ -1,7 +1,7 @@
 //! From the program's steps to operations with their weights: what is done once, at load.
 
 use crate::load::{LoadError, Loader, Need};
-use spillway_kernels::formats::InputForm;
+use spillway_kernels::activations::{Codes, Forms};
 use spillway_kernels::ops::attention::{AttentionDims, KvCache, KvDims, KvElement};
 use spillway_kernels::ops::deltanet::{DeltaNet, DeltaNetDims, RecurrentState};
 use spillway_kernels::pack::PackedMatrix;
@@ -26,7 +26,7 @@ pub(super) enum Op {
 #[derive(Debug, Clone)]
 pub(super) struct Inputs {
     pub(super) cols: usize,
-    pub(super) forms: Vec<InputForm>,
+    pub(super) forms: Forms,
 }
 
 /// One matrix of a group and where its product goes.
@@ -57,12 +57,13 @@ pub(super) struct DeltaNetBufs {
     pub(super) dst: Buf,
 }
 
-/// How much state every layer keeps.
+/// What the plan decides for every layer: the state it keeps, and what its quantised matrices read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct StateSizes {
+pub(super) struct Settings {
     pub(super) kv_blocks: usize,
     pub(super) kv_element: KvElement,
     pub(super) slots: usize,
+    pub(super) codes: Codes,
 }
 
 /// The weights of a layer in the order in which [`layer_ops`] asks for them.
@@ -84,25 +85,27 @@ fn step_needs(step: &Step) -> Vec<Need<'_>> {
 pub(super) fn layer_ops(
     layer: &Layer,
     loader: &mut Loader<'_>,
-    sizes: &StateSizes,
+    settings: &Settings,
 ) -> Result<Vec<Op>, LoadError> {
-    fuse(&layer.steps).into_iter().map(|fused| op(fused, loader, sizes)).collect()
+    fuse(&layer.steps).into_iter().map(|fused| op(fused, loader, settings)).collect()
 }
 
-fn op(fused: Fused<'_>, loader: &mut Loader<'_>, sizes: &StateSizes) -> Result<Op, LoadError> {
+fn op(fused: Fused<'_>, loader: &mut Loader<'_>, settings: &Settings) -> Result<Op, LoadError> {
     match fused {
         Fused::Project { src, parts } => {
             let parts =
                 parts.iter().map(|projection| part(projection, loader)).collect::<Result<Vec<_>, _>>()?;
-            Ok(Op::Project { src, inputs: Inputs::of(parts.iter().map(|part| &part.weight)), parts })
+            let inputs = Inputs::of(parts.iter().map(|part| &part.weight), settings.codes);
+            Ok(Op::Project { src, inputs, parts })
         }
         Fused::Mlp { src, gate, up, down, into } => {
             let (gate, up) = (loader.matrix(gate)?, loader.matrix(up)?);
             let down = Part { weight: loader.matrix(down)?, bias: None, into };
-            let (gate_up, hidden) = (Inputs::of([&gate, &up]), Inputs::of([&down.weight]));
+            let gate_up = Inputs::of([&gate, &up], settings.codes);
+            let hidden = Inputs::of([&down.weight], settings.codes);
             Ok(Op::Mlp { src, gate_up, gate, up, hidden, down })
         }
-        Fused::Single(step) => single(step, loader, sizes),
+        Fused::Single(step) => single(step, loader, settings),
     }
 }
 
@@ -113,7 +116,7 @@ fn part(projection: &Projection<'_>, loader: &mut Loader<'_>) -> Result<Part, Lo
 }
 
 /// Steps that fusion leaves as they are.
-fn single(step: &Step, loader: &mut Loader<'_>, sizes: &StateSizes) -> Result<Op, LoadError> {
+fn single(step: &Step, loader: &mut Loader<'_>, settings: &Settings) -> Result<Op, LoadError> {
     let mut values = |weight: &WeightRef| loader.values(weight);
     Ok(match step {
         &Step::Norm { src, dst, ref weight, eps } => Op::Norm { src, dst, weight: values(weight)?, eps },
@@ -124,7 +127,7 @@ fn single(step: &Step, loader: &mut Loader<'_>, sizes: &StateSizes) -> Result<Op
         &Step::Attention { q, k, v, gate, dst, ref spec } => {
             let &AttentionSpec { heads, kv_heads, key_dim, value_dim, scale } = spec;
             let dims = KvDims { kv_heads, key_dim, value_dim };
-            let cache = KvCache::new(dims, sizes.kv_blocks, sizes.kv_element)?;
+            let cache = KvCache::new(dims, settings.kv_blocks, settings.kv_element)?;
             let bufs = AttentionBufs { q, k, v, gate, dst };
             Op::Attention { bufs, dims: AttentionDims { heads, scale }, cache }
         }
@@ -134,25 +137,22 @@ fn single(step: &Step, loader: &mut Loader<'_>, sizes: &StateSizes) -> Result<Op
             let (conv, decay) = (values(&spec.conv)?, values(&spec.decay)?);
             let (dt_bias, norm) = (values(&spec.dt_bias)?, values(&spec.norm)?);
             let layer = DeltaNet::new(dims, &conv, &decay, &dt_bias, &norm)?;
-            let state = RecurrentState::new(dims, sizes.slots)?;
+            let state = RecurrentState::new(dims, settings.slots)?;
             Op::DeltaNet { bufs: DeltaNetBufs { qkv, gate, alpha, beta, dst }, layer, state }
         }
         Step::Linear { .. } | Step::GatedMlp { .. } => {
             // `fuse` turns these into groups; as a group of one the same code loads them.
-            return op(fuse::start(step), loader, sizes);
+            return op(fuse::start(step), loader, settings);
         }
     })
 }
 
 impl Inputs {
-    fn of<'a>(weights: impl IntoIterator<Item = &'a PackedMatrix>) -> Self {
-        let mut inputs = Self { cols: 0, forms: Vec::new() };
+    fn of<'a>(weights: impl IntoIterator<Item = &'a PackedMatrix>, codes: Codes) -> Self {
+        let mut inputs = Self { cols: 0, forms: Forms::default() };
         for weight in weights {
             inputs.cols = weight.cols();
-            let form = weight.format().input_form();
-            if !inputs.forms.contains(&form) {
-                inputs.forms.push(form);
-            }
+            inputs.forms = inputs.forms.and(Forms::of([weight.format()], codes));
         }
         inputs
     }
@@ -170,10 +170,10 @@ impl Op {
     }
 
     /// Bytes of keys, values and states when all of them are in use: KV cache, recurrent state.
-    pub(super) fn state_bytes(&self, sizes: &StateSizes) -> (usize, usize) {
+    pub(super) fn state_bytes(&self, settings: &Settings) -> (usize, usize) {
         match self {
             Op::Attention { cache, .. } => {
-                (KvCache::bytes_for(cache.dims(), cache.blocks(), sizes.kv_element), 0)
+                (KvCache::bytes_for(cache.dims(), cache.blocks(), settings.kv_element), 0)
             }
             Op::DeltaNet { state, .. } => {
                 let values = state.dims().conv_len() + state.dims().matrix_len();

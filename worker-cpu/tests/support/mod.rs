@@ -5,7 +5,7 @@
 use spillway_kernels::pool::ThreadPool;
 use spillway_model::file::ModelFile;
 use spillway_protocol::frame::{FrameLimits, LogitRows, LogitsFrame, SpanShape, StepFrame};
-use spillway_protocol::plan::{KV_BLOCK_TOKENS, KvType, Limits};
+use spillway_protocol::plan::{ActivationType, KV_BLOCK_TOKENS, KvType, Limits};
 use spillway_worker_cpu::band::{Band, BandError, BandSpec, Observer};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -16,13 +16,30 @@ pub const SLOTS: usize = 4;
 /// Longest sequence of a test.
 pub const MAX_SEQ: usize = 384;
 
+/// How a test pipeline rounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounding {
+    pub kv: KvType,
+    pub activations: ActivationType,
+}
+
+impl Rounding {
+    /// As little as possible: for files without quantised matrices.
+    pub const LEAST: Self = Self { kv: KvType::F32, activations: ActivationType::Int16 };
+    /// What a small quantised model gets.
+    pub const FINE: Self = Self { kv: KvType::F16, activations: ActivationType::Int16 };
+    /// What a large quantised model gets.
+    pub const COARSE: Self = Self { kv: KvType::F16, activations: ActivationType::Int8 };
+}
+
 /// Room for [`SLOTS`] sequences of [`MAX_SEQ`] tokens, all prefilled in one step.
-pub fn limits(kv_type: KvType) -> Limits {
+pub fn limits(rounding: Rounding) -> Limits {
     Limits {
         max_seq: MAX_SEQ,
         max_sequences: SLOTS,
         kv_blocks: SLOTS * MAX_SEQ.div_ceil(KV_BLOCK_TOKENS),
-        kv_type,
+        kv_type: rounding.kv,
+        activations: rounding.activations,
         max_step_tokens: SLOTS * MAX_SEQ,
         max_logit_rows: 50,
     }
@@ -49,9 +66,9 @@ pub fn open(path: &Path) -> Arc<ModelFile> {
 
 impl Pipeline {
     /// Cuts the model into bands of `cuts` layers each; every band has its own pool.
-    pub fn new(model: &Arc<ModelFile>, cuts: &[usize], threads: usize, kv_type: KvType) -> Self {
+    pub fn new(model: &Arc<ModelFile>, cuts: &[usize], threads: usize, rounding: Rounding) -> Self {
         let program = model.program();
-        let limits = limits(kv_type);
+        let limits = limits(rounding);
         let mut start = 0;
         let mut bands = Vec::new();
         for count in cuts {
@@ -67,8 +84,8 @@ impl Pipeline {
     }
 
     /// One band with everything.
-    pub fn whole(model: &Arc<ModelFile>, kv_type: KvType) -> Self {
-        Self::new(model, &[model.program().layers.len()], 2, kv_type)
+    pub fn whole(model: &Arc<ModelFile>, rounding: Rounding) -> Self {
+        Self::new(model, &[model.program().layers.len()], 2, rounding)
     }
 
     /// Runs one step; the logit rows asked for, in order.

@@ -5,7 +5,6 @@ use super::load::Loader;
 use super::needs::delta_net_dims;
 use crate::hip::{Arena, DeviceSlice};
 use crate::launch::{Attention, DeltaNet, KvCache, KvElement, Matrix};
-use spillway_kernels::formats::InputForm;
 use spillway_model::program::{AttentionSpec, Buf, DeltaNetSpec, Layer, Step, WeightRef};
 use spillway_worker::fuse::{self, Fused, Projection, Target, fuse};
 
@@ -161,5 +160,5 @@ impl Builder<'_, '_, '_> {
 
 /// Whether a matrix reads its input in 8-bit form.
 pub(super) fn reads_int8(weight: &Matrix) -> bool {
-    weight.format().input_form() == InputForm::Int8
+    weight.format().is_quantised()
 }

@@ -3,7 +3,7 @@
 use super::{Check, Kernels, LaunchError, Loader, optional, queue};
 use crate::hip::{Arg, DeviceSlice, Function, Launch, Stream};
 use spillway_kernels::device_layout::{CELL_COLS, DeviceLayout, TILE_ROWS};
-use spillway_kernels::formats::{Format, FormatError, InputForm};
+use spillway_kernels::formats::{Format, FormatError};
 
 /// Rows of inputs that one launch shape of the row-by-row kernels takes.
 const GROUPS: [usize; 4] = [1, 2, 4, 8];
@@ -112,7 +112,7 @@ impl Int8Rows {
     }
 }
 
-/// Inputs of a product, in the form that the format reads ([`Format::input_form`]).
+/// Inputs of a product, in the form that the format reads ([`Format::is_quantised`]).
 #[derive(Debug, Clone, Copy)]
 pub enum Inputs {
     /// For quantised weights.
@@ -168,9 +168,9 @@ impl Entries {
         Ok(Self {
             by_group: [group(GROUPS[0])?, group(GROUPS[1])?, group(GROUPS[2])?, group(GROUPS[3])?],
             embed: module.function(&format!("embed_{name}"))?,
-            gemm: match format.input_form() {
-                InputForm::Int8 => Some(module.function(&format!("gemm_{name}"))?),
-                InputForm::F32 => None,
+            gemm: match format.is_quantised() {
+                true => Some(module.function(&format!("gemm_{name}"))?),
+                false => None,
             },
         })
     }
@@ -257,8 +257,8 @@ impl Kernels {
 impl Matrix {
     /// The two input arguments: codes and their scales, or values and nothing.
     fn check_inputs(&self, check: Check, inputs: Inputs, tokens: usize) -> Result<(Arg, Arg), LaunchError> {
-        match (inputs, self.format().input_form()) {
-            (Inputs::Int8(rows), InputForm::Int8) => {
+        match (inputs, self.format().is_quantised()) {
+            (Inputs::Int8(rows), true) => {
                 check.rule(
                     rows.cols == self.cols(),
                     "width of the inputs",
@@ -268,7 +268,7 @@ impl Matrix {
                 check.rule(rows.rows >= tokens, "rows of the inputs", rows.rows, "as many as tokens")?;
                 Ok((rows.codes.into(), rows.scales.into()))
             }
-            (Inputs::F32(x), InputForm::F32) => {
+            (Inputs::F32(x), false) => {
                 Ok((check.holds::<f32>("x", x, tokens * self.cols())?, optional(None)))
             }
             _ => Err(LaunchError::Form { format: self.format().name() }),

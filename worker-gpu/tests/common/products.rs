@@ -3,9 +3,9 @@
 use super::numbers::Numbers;
 use super::{Bench, cpu};
 use half::f16;
-use spillway_kernels::activations::Activations;
+use spillway_kernels::activations::{Activations, Codes, Forms};
 use spillway_kernels::device_layout::{DeviceLayout, TILE_ROWS};
-use spillway_kernels::formats::{Format, InputForm};
+use spillway_kernels::formats::Format;
 use spillway_kernels::matmul::MatmulJob;
 use spillway_kernels::pack::PackedMatrix;
 use spillway_worker_gpu::hip::{DeviceBuffer, DeviceSlice};
@@ -72,9 +72,9 @@ pub fn upload_inputs(
     let values = bench.upload(x);
     let tokens = x.len() / cols;
     let rows = bench.empty::<u8>(Int8Rows::bytes_for(tokens, cols));
-    let inputs = match format.input_form() {
-        InputForm::F32 => Inputs::F32(values.slice()),
-        InputForm::Int8 => {
+    let inputs = match format.is_quantised() {
+        false => Inputs::F32(values.slice()),
+        true => {
             let rows = Int8Rows::new(rows.slice(), tokens, cols).unwrap();
             bench.kernels().quantize_rows(&bench.stream, values.slice(), &rows).unwrap();
             Inputs::Int8(rows)
@@ -89,7 +89,7 @@ fn cpu_product(format: Format, rows: usize, cols: usize, file: &[u8], x: &[f32])
     let mut matrix = PackedMatrix::new(format, rows, cols).unwrap();
     matrix.pack(pool, file).unwrap();
     let mut inputs = Activations::default();
-    kernels.prepare(pool, x, cols, &[format.input_form()], &mut inputs).unwrap();
+    kernels.prepare(pool, x, cols, Forms::of([format], Codes::Int8), &mut inputs).unwrap();
     let mut out = vec![0.0; x.len() / cols * rows];
     kernels.matmul(pool, &inputs, &mut [MatmulJob::store(&matrix, &mut out)]).unwrap();
     out

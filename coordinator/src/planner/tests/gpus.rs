@@ -142,6 +142,7 @@ fn every_refusal_of_a_gpu_says_what_is_wrong() {
         (&nothing, on("0"), "no_gpu", &["install the driver", "--devices none"]),
         (&nothing, on("all"), "no_gpu", &["install the driver"]),
         (&some, on("0,7"), "unknown_device", &["no device 7", "4 were found"]),
+        (&some, PlacementRequest { activations: text("int16"), ..on("0") }, "activations_on_gpu", &["8-bit"]),
         (&some, on("2"), "device_refused", &["its driver fails"]),
         (&some, on("1,1"), "device_twice", &["device 1", "--allow-shared-device"]),
         (&some, on("0;1"), "devices_unreadable", &["`0;1`"]),

@@ -8,9 +8,13 @@ struct Avx2;
 
 /// See [`TileKernel`](crate::matmul::TileKernel).
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile<const FORMAT: usize>(tile: &[u8], panel: &[i32], out: &mut [[f32; TILE_ROWS]]) {
+unsafe fn tile<const FORMAT: usize, const P: usize>(
+    tile: &[u8],
+    panel: &[i32],
+    out: &mut [[f32; TILE_ROWS]],
+) {
     // SAFETY: the caller's promise, and the features of this function.
-    unsafe { kernel::tile::<Avx2, FORMAT>(tile, panel, out) }
+    unsafe { kernel::tile::<Avx2, FORMAT, P>(tile, panel, out) }
 }
 
 /// Kernels for AVX2.
@@ -97,6 +101,10 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn splat_shifted(p: *const i32, shift: u32) -> __m256i {
         unsafe { _mm256_sll_epi32(_mm256_set1_epi32(*p), count(shift)) }
+    }
+    #[inline(always)]
+    unsafe fn shift_add<const SHIFT: u32>(high: __m256i, low: __m256i) -> __m256i {
+        unsafe { _mm256_add_epi32(_mm256_sll_epi32(high, count(SHIFT)), low) }
     }
     #[inline(always)]
     unsafe fn zero() -> __m256i {

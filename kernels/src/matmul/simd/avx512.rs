@@ -10,9 +10,13 @@ macro_rules! tiles {
     ($(#[$doc:meta])* $name:ident, $kernel:ident, $vnni:literal, $features:literal) => {
         /// See [`TileKernel`](crate::matmul::TileKernel).
         #[target_feature(enable = $features)]
-        unsafe fn $kernel<const FORMAT: usize>(tile: &[u8], panel: &[i32], out: &mut [[f32; TILE_ROWS]]) {
+        unsafe fn $kernel<const FORMAT: usize, const P: usize>(
+            tile: &[u8],
+            panel: &[i32],
+            out: &mut [[f32; TILE_ROWS]],
+        ) {
             // SAFETY: the caller's promise, and the features of this function.
-            unsafe { kernel::tile::<Avx512<$vnni>, FORMAT>(tile, panel, out) }
+            unsafe { kernel::tile::<Avx512<$vnni>, FORMAT, P>(tile, panel, out) }
         }
 
         $(#[$doc])*
@@ -112,6 +116,10 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     #[inline(always)]
     unsafe fn splat_shifted(p: *const i32, shift: u32) -> __m512i {
         unsafe { _mm512_sll_epi32(_mm512_set1_epi32(*p), count(shift)) }
+    }
+    #[inline(always)]
+    unsafe fn shift_add<const SHIFT: u32>(high: __m512i, low: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(_mm512_slli_epi32::<SHIFT>(high), low) }
     }
     #[inline(always)]
     unsafe fn zero() -> __m512i {

@@ -6,7 +6,7 @@
 #![expect(clippy::cast_possible_truncation, reason = "the only casts are of shifts, which are below 8")]
 
 use super::Simd;
-use crate::activations::{PANEL, X_BLOCK, X_BLOCK_WORDS};
+use crate::activations::{PANEL, PLANE_BITS, PLANE_WORDS, X_BLOCK, block_words};
 use crate::formats::{Coding, Float, Format, Quant, SubScales};
 use crate::pack::{BlockLayout, LINE_BYTES, TILE_ROWS};
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -19,7 +19,7 @@ const CACHE_LINE: usize = 64;
 
 /// See [`TileKernel`](crate::matmul::TileKernel).
 #[inline(always)]
-pub(super) unsafe fn tile<S: Simd, const FORMAT: usize>(
+pub(super) unsafe fn tile<S: Simd, const FORMAT: usize, const P: usize>(
     tile: &[u8],
     panel: &[i32],
     out: &mut [[f32; TILE_ROWS]],
@@ -27,8 +27,8 @@ pub(super) unsafe fn tile<S: Simd, const FORMAT: usize>(
     // SAFETY: the caller's promise; a panel has one token or `PANEL`.
     unsafe {
         match out.len() {
-            1 => tokens::<S, FORMAT, 1>(tile, panel, out),
-            _ => tokens::<S, FORMAT, PANEL>(tile, panel, out),
+            1 => tokens::<S, FORMAT, P, 1>(tile, panel, out),
+            _ => tokens::<S, FORMAT, P, PANEL>(tile, panel, out),
         }
     }
 }
@@ -36,9 +36,12 @@ pub(super) unsafe fn tile<S: Simd, const FORMAT: usize>(
 /// The sums of `C` tokens for each half of the tile; sets whose vectors cover the tile use the first half alone.
 type Sums<S, const C: usize> = [[<S as Simd>::F; C]; 2];
 
-/// A panel of `C` tokens.
+/// The dot products of `C` tokens with each of `P` planes of codes.
+type Dots<S, const P: usize, const C: usize> = [[<S as Simd>::I; C]; P];
+
+/// A panel of `C` tokens, whose codes have `P` planes.
 #[inline(always)]
-unsafe fn tokens<S: Simd, const FORMAT: usize, const C: usize>(
+unsafe fn tokens<S: Simd, const FORMAT: usize, const P: usize, const C: usize>(
     tile: &[u8],
     panel: &[i32],
     out: &mut [[f32; TILE_ROWS]],
@@ -50,7 +53,7 @@ unsafe fn tokens<S: Simd, const FORMAT: usize, const C: usize>(
             Coding::Float(float) => float_sums::<S, C>(*float, tile, panel),
             Coding::Quant(quant) => {
                 let layout = BlockLayout::new(quant, row.block_len);
-                quant_sums::<S, C>(quant, layout, tile, panel)
+                quant_sums::<S, P, C>(quant, layout, tile, panel)
             }
         };
         for (half, sums) in sums[..TILE_ROWS / S::LANES].iter().enumerate() {
@@ -104,14 +107,14 @@ unsafe fn float_sums<S: Simd, const C: usize>(float: Float, tile: &[u8], panel: 
 
 /// Sums of a quantised tile.
 #[inline(always)]
-unsafe fn quant_sums<S: Simd, const C: usize>(
+unsafe fn quant_sums<S: Simd, const P: usize, const C: usize>(
     quant: &'static Quant,
     layout: BlockLayout,
     tile: &[u8],
     panel: &[i32],
 ) -> Sums<S, C> {
     let steps = layout.len / X_BLOCK;
-    let block_words = X_BLOCK_WORDS * C;
+    let block_words = block_words(P) * C;
     // SAFETY: the slices hold the blocks they are cut in; the caller has the instructions.
     unsafe {
         let mut sums = [[S::zero_f32(); C]; 2];
@@ -125,7 +128,7 @@ unsafe fn quant_sums<S: Simd, const C: usize>(
                             layout.bytes / steps,
                         );
                     }
-                    let x = Inputs::<C>(x.as_ptr().wrapping_add(step * block_words));
+                    let x = Inputs::<P, C>(x.as_ptr().wrapping_add(step * block_words));
                     weights.accumulate(step, x, sums);
                 }
             }
@@ -134,15 +137,23 @@ unsafe fn quant_sums<S: Simd, const C: usize>(
     }
 }
 
-/// A block of inputs of `C` tokens.
+/// A block of inputs of `C` tokens in `P` planes.
 #[derive(Clone, Copy)]
-struct Inputs<const C: usize>(*const i32);
+struct Inputs<const P: usize, const C: usize>(*const i32);
 
-impl<const C: usize> Inputs<C> {
+impl<const P: usize, const C: usize> Inputs<P, C> {
     /// Row of the block that holds the scales.
-    const SCALE: usize = 8;
+    const SCALE: usize = PLANE_WORDS;
     /// Row that holds minus the sums of 32 codes; those of 16 codes follow.
-    const SUMS: usize = 9;
+    const SUMS: usize = Self::SCALE + 1;
+
+    /// Pointers to the codes of the 16 columns from `16 · part` on, in plane `plane`.
+    #[inline(always)]
+    fn codes(self, plane: usize, part: usize, token: usize) -> [*const i32; 4] {
+        // Scales and sums stand between the first plane and the others.
+        let row = if plane == 0 { 0 } else { block_words(plane) } + 4 * part;
+        [self.at(row, token), self.at(row + 1, token), self.at(row + 2, token), self.at(row + 3, token)]
+    }
 
     /// Word of row `row` and token `token`.
     #[inline(always)]
@@ -177,35 +188,36 @@ impl<S: Simd> Weights<S> {
 
     /// Adds the products of columns `32 · step..` with `C` tokens to their sums.
     #[inline(always)]
-    unsafe fn accumulate<const C: usize>(&self, step: usize, x: Inputs<C>, sums: &mut [S::F; C]) {
+    unsafe fn accumulate<const P: usize, const C: usize>(
+        &self,
+        step: usize,
+        x: Inputs<P, C>,
+        sums: &mut [S::F; C],
+    ) {
         // SAFETY: the caller's promise: the block has the step, the inputs have `C` tokens.
         unsafe {
-            let t = if self.quant.sub == X_BLOCK {
-                self.one_run::<C>(step, x)
-            } else {
-                self.two_runs::<C>(step, x)
-            };
+            let t = if self.quant.sub == X_BLOCK { self.one_run(step, x) } else { self.two_runs(step, x) };
             for (c, (sum, t)) in sums.iter_mut().zip(t).enumerate() {
-                *sum = S::fma(S::splat_f32(x.at(Inputs::<C>::SCALE, c)), t, *sum);
+                *sum = S::fma(S::splat_f32(x.at(Inputs::<P, C>::SCALE, c)), t, *sum);
             }
         }
     }
 
     /// `t` of the module description, for formats with one scale per 32 columns.
     #[inline(always)]
-    unsafe fn one_run<const C: usize>(&self, step: usize, x: Inputs<C>) -> [S::F; C] {
+    unsafe fn one_run<const P: usize, const C: usize>(&self, step: usize, x: Inputs<P, C>) -> [S::F; C] {
         // SAFETY: as `accumulate`.
         unsafe {
             let (scale, min) = self.scale_and_min(step);
-            let mut dots = self.start::<C>(x, Inputs::<C>::SUMS);
+            let mut dots = self.start(x, Inputs::<P, C>::SUMS);
             for part in 0..2 {
                 self.dot(step, part, x, &mut dots);
             }
             let mut t = [S::zero_f32(); C];
-            for (c, (t, dot)) in t.iter_mut().zip(dots).enumerate() {
+            for (c, (t, dot)) in t.iter_mut().zip(Self::combined(dots)).enumerate() {
                 let dot = S::to_f32(dot);
                 *t = if self.quant.min {
-                    let sum = S::to_f32(S::splat_shifted(x.at(Inputs::<C>::SUMS, c), 0));
+                    let sum = S::to_f32(S::splat_shifted(x.at(Inputs::<P, C>::SUMS, c), 0));
                     S::fma(scale, dot, S::mul(min, sum))
                 } else {
                     S::mul(scale, dot)
@@ -217,22 +229,22 @@ impl<S: Simd> Weights<S> {
 
     /// `t` of the module description, for formats with two scales per 32 columns.
     #[inline(always)]
-    unsafe fn two_runs<const C: usize>(&self, step: usize, x: Inputs<C>) -> [S::F; C] {
+    unsafe fn two_runs<const P: usize, const C: usize>(&self, step: usize, x: Inputs<P, C>) -> [S::F; C] {
         // SAFETY: as `accumulate`.
         unsafe {
             let runs = [self.scale_and_min(2 * step), self.scale_and_min(2 * step + 1)];
             let mut t = [S::zero_f32(); C];
             if self.quant.min {
                 for (c, t) in t.iter_mut().enumerate() {
-                    let first = S::to_f32(S::splat_shifted(x.at(Inputs::<C>::SUMS + 1, c), 0));
-                    let second = S::to_f32(S::splat_shifted(x.at(Inputs::<C>::SUMS + 2, c), 0));
+                    let first = S::to_f32(S::splat_shifted(x.at(Inputs::<P, C>::SUMS + 1, c), 0));
+                    let second = S::to_f32(S::splat_shifted(x.at(Inputs::<P, C>::SUMS + 2, c), 0));
                     *t = S::fma(runs[1].1, second, S::mul(runs[0].1, first));
                 }
             }
             for (part, (scale, _)) in runs.into_iter().enumerate() {
-                let mut dots = self.start::<C>(x, Inputs::<C>::SUMS + 1 + part);
+                let mut dots = self.start(x, Inputs::<P, C>::SUMS + 1 + part);
                 self.dot(step, part, x, &mut dots);
-                for (t, dot) in t.iter_mut().zip(dots) {
+                for (t, dot) in t.iter_mut().zip(Self::combined(dots)) {
                     let dot = S::to_f32(dot);
                     *t = if part == 0 && !self.quant.min {
                         S::mul(scale, dot)
@@ -257,14 +269,14 @@ impl<S: Simd> Weights<S> {
         if self.quant.codebook.is_some() { 8 } else { self.quant.low_bits + self.quant.high_bits }
     }
 
-    /// Sums that dot products start from: minus the bias times the sum of the inputs in row `sums`.
+    /// Sums that dot products start from: in the lightest plane minus the bias times the sum of the inputs in row `sums`.
     #[inline(always)]
-    unsafe fn start<const C: usize>(&self, x: Inputs<C>, sums: usize) -> [S::I; C] {
+    unsafe fn start<const P: usize, const C: usize>(&self, x: Inputs<P, C>, sums: usize) -> Dots<S, P, C> {
         // SAFETY: as `accumulate`.
         unsafe {
-            let mut start = [S::zero(); C];
+            let mut start = [[S::zero(); C]; P];
             if let (Some(shift), false) = (self.quant.bias_shift, self.signed()) {
-                for (c, start) in start.iter_mut().enumerate() {
+                for (c, start) in start[P - 1].iter_mut().enumerate() {
                     *start = S::splat_shifted(x.at(sums, c), shift);
                 }
             }
@@ -272,16 +284,35 @@ impl<S: Simd> Weights<S> {
         }
     }
 
+    /// The dot products with the codes, from those with their planes. Exact: 32 · 255 · 16256 is far below 2³¹.
+    #[inline(always)]
+    unsafe fn combined<const P: usize, const C: usize>(dots: Dots<S, P, C>) -> [S::I; C] {
+        let mut sums = dots[0];
+        for plane in &dots[1..] {
+            for (sum, &dot) in sums.iter_mut().zip(plane) {
+                // SAFETY: the caller has the instructions.
+                *sum = unsafe { S::shift_add::<PLANE_BITS>(*sum, dot) };
+            }
+        }
+        sums
+    }
+
     /// Adds the products of the 16 columns `32 · step + 16 · part..`.
     #[inline(always)]
-    unsafe fn dot<const C: usize>(&self, step: usize, part: usize, x: Inputs<C>, dots: &mut [S::I; C]) {
+    unsafe fn dot<const P: usize, const C: usize>(
+        &self,
+        step: usize,
+        part: usize,
+        x: Inputs<P, C>,
+        dots: &mut Dots<S, P, C>,
+    ) {
         // SAFETY: as `accumulate`.
         unsafe {
             let codes = self.codes(step, part);
-            for (c, dot) in dots.iter_mut().enumerate() {
-                let row = 4 * part;
-                let x = [x.at(row, c), x.at(row + 1, c), x.at(row + 2, c), x.at(row + 3, c)];
-                *dot = S::dot4(*dot, codes, x, self.code_bits());
+            for (plane, dots) in dots.iter_mut().enumerate() {
+                for (c, dot) in dots.iter_mut().enumerate() {
+                    *dot = S::dot4(*dot, codes, x.codes(plane, part, c), self.code_bits());
+                }
             }
         }
     }
