@@ -3,6 +3,9 @@
 //!
 //! Oracles are looked for in `$SPILLWAY_ORACLES`, then in `../shared/oracles` beside the checkout. Without them the tests print a
 //! note and pass, unless `SPILLWAY_REQUIRE_ORACLES=1`.
+//!
+//! On a machine with a GPU: `SPILLWAY_TEST_PLACEMENT="--devices 0"` puts the tested model there. `SPILLWAY_TEST_BINARY` names the
+//! program where it is not where Cargo built it.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -75,9 +78,31 @@ fn ids(value: &Value) -> Vec<u64> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
 }
 
+/// Where the tested model lives: on CPU workers unless the environment says otherwise.
+fn placement() -> Vec<String> {
+    let arguments = std::env::var("SPILLWAY_TEST_PLACEMENT").unwrap_or_default();
+    arguments.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Whether the tested model lives on CPU workers.
+fn on_cpu() -> bool {
+    placement().is_empty()
+}
+
+/// Standard output of `spillway logits` for `ids` with the tested placement and further arguments.
+fn placed_logits_output(model: &Path, ids: &[u64], more: &[&str]) -> String {
+    let placement = placement();
+    logits_output(
+        model,
+        ids,
+        &placement.iter().map(String::as_str).chain(more.iter().copied()).collect::<Vec<_>>(),
+    )
+}
+
 /// Standard output of `spillway logits` for `ids`, with further arguments.
 fn logits_output(model: &Path, ids: &[u64], more: &[&str]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_spillway"))
+    let binary = std::env::var_os("SPILLWAY_TEST_BINARY").unwrap_or(env!("CARGO_BIN_EXE_spillway").into());
+    let output = Command::new(binary)
         .args(["logits", "--json", "--ids", &join(ids), "-m"])
         .arg(model)
         .args(more)
@@ -87,8 +112,16 @@ fn logits_output(model: &Path, ids: &[u64], more: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+fn placed_logits(model: &Path, ids: &[u64], more: &[&str]) -> Vec<Row> {
+    rows(&placed_logits_output(model, ids, more), ids.len())
+}
+
 fn logits(model: &Path, ids: &[u64], more: &[&str]) -> Vec<Row> {
-    let rows: Vec<Row> = logits_output(model, ids, more)
+    rows(&logits_output(model, ids, more), ids.len())
+}
+
+fn rows(output: &str, positions: usize) -> Vec<Row> {
+    let rows: Vec<Row> = output
         .lines()
         .map(|line| {
             let row: Value = serde_json::from_str(line).unwrap();
@@ -101,7 +134,7 @@ fn logits(model: &Path, ids: &[u64], more: &[&str]) -> Vec<Row> {
             }
         })
         .collect();
-    assert_eq!(rows.len(), ids.len(), "one row per position");
+    assert_eq!(rows.len(), positions, "one row per position");
     rows
 }
 
@@ -128,7 +161,7 @@ fn unquantised_files_give_the_logits_and_the_greedy_tokens_of_transformers() {
             assert_eq!(greedy.len(), 32);
             // Teacher-forced: the greedy continuation is right exactly if every next argmax is.
             let forced: Vec<u64> = prompt.iter().chain(&greedy[..31]).copied().collect();
-            let rows = logits(&model, &forced, &["--top", "1152"]);
+            let rows = placed_logits(&model, &forced, &["--top", "1152"]);
             for (pos, row) in rows[..prompt.len()].iter().enumerate() {
                 assert_eq!(
                     row.argmax,
@@ -191,7 +224,8 @@ fn quantised_files_stay_within_the_noise_that_8_bit_activations_make_and_small_m
                 // The tokens of a sequence are the same in every file of a folder.
                 let compact = read_json(&folder.join(name).join("compact.json"));
                 let prompt = ids(&compact["seqs"][seq.0]["ids"]);
-                let rows = logits(&model, &prompt, &["--top", "1152", "--activations", "int8"]);
+                let int8 = if on_cpu() { &["--activations", "int8"][..] } else { &[] };
+                let rows = placed_logits(&model, &prompt, &[&["--top", "1152"], int8].concat());
                 let fine = logits(&model, &prompt, &["--top", "1152"]);
                 for pair in seq.1["exact_last_top20"].as_array().unwrap() {
                     let (id, exact) = (pair[0].as_u64().unwrap(), pair[1].as_f64().unwrap());
