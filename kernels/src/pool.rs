@@ -3,7 +3,7 @@
 //! A forward pass forks and joins several hundred times per token, so a fork must cost about a microsecond: no
 //! allocation, no lock, no channel. Helpers spin for a short, adaptive while after each job (at most [`SPIN_MAX`], not
 //! at all when the team is larger than the processors it may use) and then sleep in the kernel, so an idle pool uses
-//! no processor time.
+//! no processor time. A caller that has no next job yet says so with [`ThreadPool::rest`]: then they spin politely.
 
 mod fork_join;
 mod futex;
@@ -75,6 +75,8 @@ impl PoolError {
 struct Shared {
     fork_join: ForkJoin,
     spin_max: Duration,
+    /// Set while the caller has no next job: spinners offer their processors to others.
+    resting: AtomicBool,
     /// Set while a job runs; a second `run` at that time does its work alone.
     busy: AtomicBool,
     /// The first panic of a helper in the current job. Locked only on that path.
@@ -105,6 +107,7 @@ impl ThreadPool {
             shared: Arc::new(Shared {
                 fork_join: ForkJoin::new(),
                 spin_max,
+                resting: AtomicBool::new(false),
                 busy: AtomicBool::new(false),
                 panicked: AtomicBool::new(false),
                 panic: Mutex::new(None),
@@ -150,6 +153,9 @@ impl ThreadPool {
             (0..self.threads()).for_each(f);
             return;
         }
+        if self.shared.resting.load(Ordering::Relaxed) {
+            self.shared.resting.store(false, Ordering::Relaxed);
+        }
         let helpers = u32::try_from(self.helpers.len()).unwrap_or(u32::MAX);
         let guard = Join { shared: &self.shared };
         // SAFETY: `busy` was ours to set, so no other job is unfinished; `guard` waits for the helpers before `f` can
@@ -162,6 +168,15 @@ impl ThreadPool {
             let payload = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
             resume_unwind(payload.unwrap_or_else(|| Box::new("a pool thread panicked")));
         }
+    }
+}
+
+impl ThreadPool {
+    /// Says that the next job has to come from elsewhere first, perhaps from a process that needs these processors: helpers
+    /// that spin for it give way to any other thread. They go on spinning for their time, since a processor that falls
+    /// asleep takes longer to wake than a short step takes.
+    pub fn rest(&self) {
+        self.shared.resting.store(true, Ordering::Relaxed);
     }
 }
 
@@ -192,7 +207,7 @@ impl Drop for Join<'_> {
 fn help(shared: &Shared, thread: usize) {
     let mut seen = 0;
     let mut budget = Budget::new(shared.spin_max);
-    while let Some(job) = shared.fork_join.next(&mut seen, &mut budget) {
+    while let Some(job) = shared.fork_join.next(&mut seen, &mut Helper { budget: &mut budget, shared }) {
         budget.renew();
         // SAFETY: the caller keeps the job alive until every helper has called `finish`.
         let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(thread) }));
@@ -225,6 +240,21 @@ impl Budget {
         self.since = None;
         self.looks = 0;
         self.spent = false;
+    }
+}
+
+/// A helper between two jobs: spins within its budget, politely while the team rests.
+struct Helper<'a> {
+    budget: &'a mut Budget,
+    shared: &'a Shared,
+}
+
+impl Spin for Helper<'_> {
+    fn spin(&mut self) -> bool {
+        if self.shared.resting.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        self.budget.spin()
     }
 }
 

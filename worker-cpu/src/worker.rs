@@ -76,6 +76,10 @@ impl spillway_worker::Band for Band {
     fn logits(&mut self, frame: &StepFrame, sink: &mut LogitsSink<'_>) -> Result<(), ProcessError> {
         Band::logits(self, frame, sink)
     }
+
+    fn rest(&mut self) {
+        Band::rest(self);
+    }
 }
 
 impl From<BandError> for ProcessError {

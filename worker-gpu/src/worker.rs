@@ -99,4 +99,7 @@ impl spillway_worker::Band for Band {
     fn logits(&mut self, frame: &StepFrame, sink: &mut LogitsSink<'_>) -> Result<(), ProcessError> {
         Band::logits(self, frame, sink)
     }
+
+    /// Nothing on a device spins between steps.
+    fn rest(&mut self) {}
 }

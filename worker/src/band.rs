@@ -72,6 +72,9 @@ pub trait Band {
     /// # Errors
     /// The band has no head, an operation failed, or `sink` did.
     fn logits(&mut self, frame: &StepFrame, sink: &mut LogitsSink<'_>) -> Result<(), ProcessError>;
+
+    /// The step is over: threads that wait for the next one must let other processes have their processors.
+    fn rest(&mut self);
 }
 
 /// The groups in which `frame`'s logit rows are computed, at most `most` rows each, in order.

@@ -1,9 +1,9 @@
 //! The ring: a single-producer single-consumer queue of fixed-size slots between two processes, in sealed shared memory.
 //!
 //! One ring carries the step frames of one pipeline edge, in one direction. The coordinator makes it, both processes
-//! inherit it by descriptor number and attach to their end. A side that waits spins for up to [`SPIN_LIMIT`] (less when
-//! spinning has not paid lately, not at all on a machine with one CPU), then sleeps in the kernel. Bytes cross by copy
-//! only. Either side can close; the other notices at once. The death of the other process is *not* noticed here: that is
+//! inherit it by descriptor number and attach to their end. A side that waits spins for up to [`SPIN_LIMIT`] (not
+//! at all when its last wait ended empty), offering its processor to other threads, then sleeps in the kernel. Bytes cross
+//! by copy only. Either side can close; the other notices at once. The death of the other process is *not* noticed here: that is
 //! the control socket's end-of-file, hence every wait has a timeout.
 
 mod core;
@@ -19,9 +19,7 @@ use std::time::{Duration, Instant};
 
 /// Longest time a waiting side burns CPU before it sleeps.
 pub const SPIN_LIMIT: Duration = Duration::from_micros(50);
-/// Shortest spin, after waits that ended in sleep.
-const SPIN_FLOOR: Duration = Duration::from_micros(2);
-/// Looks between two readings of the clock while spinning.
+/// Looks between two offers of the processor while spinning.
 const LOOKS_PER_CLOCK: u32 = 32;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"SPWR");
@@ -195,7 +193,7 @@ pub enum Wait<T> {
     Closed,
 }
 
-/// Shared by both ends: the cursor and how long to spin.
+/// Shared by both ends: the cursor and how long to spin next time.
 #[derive(Debug)]
 struct End {
     cursor: Cursor<Mapping>,
@@ -206,9 +204,7 @@ impl End {
     fn attach(fd: OwnedFd, role: Role) -> Result<Self, RingError> {
         let mapping = Mapping::attach(fd)?;
         let slots = mapping.slots;
-        let alone = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
-        let spin = if alone { Duration::ZERO } else { SPIN_LIMIT };
-        Ok(Self { cursor: Cursor::new(mapping, role, slots), spin })
+        Ok(Self { cursor: Cursor::new(mapping, role, slots), spin: SPIN_LIMIT })
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<Wait<Slot>, RingError> {
@@ -216,37 +212,40 @@ impl End {
             return Ok(found);
         }
         let start = Instant::now();
-        if let Some(found) = self.spin(start, timeout)? {
-            return Ok(found);
+        let spun = self.spin(start, timeout)?;
+        let found = match spun {
+            Some(found) => found,
+            None => self.sleep(start, timeout)?,
+        };
+        let idle = matches!(found, Wait::TimedOut);
+        self.spin = if idle { Duration::ZERO } else { SPIN_LIMIT };
+        Ok(found)
+    }
+
+    /// Looks again and again for a while, giving way to any thread that wants the processor: that may be the one waited for.
+    fn spin(&self, start: Instant, timeout: Duration) -> Result<Option<Wait<Slot>>, RingError> {
+        let budget = self.spin.min(timeout);
+        while start.elapsed() < budget {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if let Some(found) = self.look()? {
+                    return Ok(Some(found));
+                }
+                std::hint::spin_loop();
+            }
+            std::thread::yield_now();
         }
+        Ok(None)
+    }
+
+    fn sleep(&self, start: Instant, timeout: Duration) -> Result<Wait<Slot>, RingError> {
         loop {
             let left = timeout.saturating_sub(start.elapsed());
             match self.cursor.look() {
                 Look::Nothing(_) if left.is_zero() => return Ok(Wait::TimedOut),
                 Look::Nothing(seen) => self.cursor.sleep(seen, left),
-                _ => break,
+                _ => return Ok(self.look()?.unwrap_or(Wait::TimedOut)),
             }
         }
-        Ok(self.look()?.unwrap_or(Wait::TimedOut))
-    }
-
-    /// Looks again and again for as long as spinning has paid lately.
-    fn spin(&mut self, start: Instant, timeout: Duration) -> Result<Option<Wait<Slot>>, RingError> {
-        let budget = self.spin.min(timeout);
-        while !budget.is_zero() {
-            for _ in 0..LOOKS_PER_CLOCK {
-                if let Some(found) = self.look()? {
-                    self.spin = (self.spin * 2).min(SPIN_LIMIT);
-                    return Ok(Some(found));
-                }
-                std::hint::spin_loop();
-            }
-            if start.elapsed() >= budget {
-                self.spin = (self.spin / 2).max(SPIN_FLOOR);
-                break;
-            }
-        }
-        Ok(None)
     }
 
     fn look(&self) -> Result<Option<Wait<Slot>>, RingError> {

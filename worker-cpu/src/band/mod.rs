@@ -321,6 +321,11 @@ impl Band {
         Ok(())
     }
 
+    /// Says that the step is over, so that waiting threads of the team let others have their processors.
+    pub fn rest(&self) {
+        self.engine.pool.rest();
+    }
+
     /// The recurrent state of a layer of the model in a state slot: past convolution inputs `[channel][past]`, oldest
     /// first, and matrices `[head][value][key]`. `None` when the layer is not here or keeps none.
     pub fn recurrent_state(&self, layer: usize, slot: usize) -> Option<(Vec<f32>, Vec<f32>)> {

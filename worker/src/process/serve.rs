@@ -62,6 +62,7 @@ impl<'a, B: Band> Server<'a, B> {
             self.band.run(&self.frame, &mut || self.out.status.layer_done())?;
             self.out.status.add(&Counters { busy_ns: nanoseconds(start), ..Counters::default() });
             self.answer()?;
+            self.band.rest();
             self.out.status.add(&Counters { steps: 1, tokens, ..Counters::default() });
         }
         Ok(())
