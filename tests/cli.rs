@@ -6,7 +6,8 @@ mod support;
 
 use serde_json::{Value, json};
 use spillway_model::testing::TinyModel;
-use support::{Models, Ran, run, run_with_input};
+use std::process::{Command, Stdio};
+use support::{Models, Ran, finish, run, run_with_input, spillway};
 
 fn text(path: &std::path::Path) -> &str {
     path.to_str().unwrap()
@@ -79,7 +80,7 @@ fn a_file_that_cannot_be_used_is_refused_alike_by_every_command() {
     let models = Models::new();
     let bytes = TinyModel::new("llama").to_bytes().unwrap();
     let files: &[(&str, &[u8], &str)] = &[
-        ("empty.gguf", b"", "gguf"),
+        ("empty.gguf", b"", "is empty"),
         ("other.gguf", b"PK\x03\x04 some archive of another kind", "gguf"),
         ("cut.gguf", &bytes[..bytes.len() - 1000], "cut.gguf"),
     ];
@@ -106,6 +107,25 @@ fn assert_same_refusal(file: &str, named: &str) {
         let ran = run(args);
         assert_eq!((ran.code, &ran.stderr), (Some(3), &inspected.stderr), "{args:?}");
     }
+}
+
+/// Limits of the process are told from faults of the file, and no limit ends it without a word.
+#[test]
+fn limits_of_the_process_are_named() {
+    let models = Models::new();
+    let limited = |limit: &str| {
+        let program = spillway::<&str>([]).get_program().to_owned();
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", "ulimit $0 && exec \"$@\"", limit])
+            .arg(program)
+            .args(["logits", "--ids", "1", "-m"]);
+        shell.arg(models.tiny()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        finish(shell.spawn().unwrap(), b"")
+    };
+    let no_files = limited("-f 0");
+    assert_eq!(no_files.code, Some(4), "{no_files:?}");
+    assert_one_error_line(&no_files, "ulimit");
 }
 
 #[test]
@@ -140,6 +160,7 @@ fn a_request_that_cannot_be_answered_is_refused() {
     let long = "word ".repeat(600);
     let with = |more: &[&'static str]| [&["run", "-m", text(&tiny), "-p", "x"], more].concat();
     assert_refused(&with(&["--temp", "-1"]), 3, "invalid_sampling_parameter", "temperature");
+    assert_refused(&with(&["--template-arg", "messages=[]"]), 3, "template_argument_reserved", "messages");
     assert_refused(&with(&["--top-p", "7"]), 3, "invalid_sampling_parameter", "top_p");
     assert_refused(&with(&["--logit-bias", "99999=1"]), 3, "invalid_sampling_parameter", "logit_bias");
     assert_refused(&["run", "-m", text(&tiny), "-p", &long], 3, "context_length_exceeded", "512");

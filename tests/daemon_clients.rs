@@ -124,6 +124,8 @@ fn a_termination_signal_lets_requests_end_and_a_second_one_does_not() {
     daemon.main.send(ask("short", 500));
     daemon.main.send(endless("long"));
     until_running(&mut daemon.main, "short");
+    // Service managers and terminals signal every process of a group.
+    daemon.workers().into_iter().for_each(|worker| support::signal(worker, Signal::SIGTERM));
     daemon.signal(Signal::SIGTERM);
     assert_eq!(daemon.main.answer("short").1["type"], "done");
     daemon.signal(Signal::SIGTERM);

@@ -6,7 +6,7 @@ pub mod frame;
 pub mod jsonl;
 pub mod plan;
 pub mod ring;
-mod shm;
+pub mod shm;
 pub mod status;
 mod sync;
 

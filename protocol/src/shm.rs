@@ -7,6 +7,7 @@
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::stat::fstat;
 use std::ffi::CStr;
 use std::num::NonZeroUsize;
@@ -18,7 +19,8 @@ use std::ptr::NonNull;
 pub enum ShmError {
     /// A system call failed.
     #[error(
-        "shared memory: {action} of {bytes} bytes failed: {source}; free memory or lower --max-seq or the step size"
+        "shared memory: {action} of {bytes} bytes failed: {source}; free memory, lower --max-seq or the step \
+         size, or raise the limits of this process (`ulimit -a`)"
     )]
     System {
         /// What was attempted.
@@ -47,6 +49,13 @@ impl ShmError {
             ShmError::TooLarge(_) => "shared_memory_too_large",
         }
     }
+}
+
+/// Makes a file or segment beyond the size limit (`ulimit -f`) an error value, in this process and those it starts: by default
+/// the system ends the process without a word.
+pub fn prefer_errors_to_signals() {
+    // SAFETY: ignoring a signal installs no handler. It cannot fail for a signal that exists.
+    let _ = unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
 }
 
 /// A mapped segment together with its descriptor. Unmapped and closed on drop.

@@ -23,6 +23,7 @@ use args::{Cli, Command};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use failure::Failure;
+use spillway_protocol::shm;
 use spillway_worker::Worker;
 use spillway_worker_cpu::CpuWorker;
 use spillway_worker_gpu::compile::nvrtc;
@@ -38,6 +39,7 @@ const LOG_ENV: &str = "SPILLWAY_LOG";
 pub fn run(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     let argv: Vec<OsString> = argv.into_iter().collect();
     start_log();
+    shm::prefer_errors_to_signals();
     if let Some(code) = run_hidden(&argv) {
         return code;
     }

@@ -61,7 +61,7 @@ impl LoadedModel {
 #[derive(Debug, Error)]
 pub enum OpenError {
     /// The path cannot be made absolute.
-    #[error("{}: the path cannot be used: {source}", path.display())]
+    #[error("the path {path:?} cannot be used: {source}")]
     Path {
         /// As given.
         path: PathBuf,

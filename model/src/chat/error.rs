@@ -61,6 +61,9 @@ pub enum TemplateError {
         /// What it is.
         found: &'static str,
     },
+    /// A template argument that would replace the conversation itself.
+    #[error("the template argument `messages` is the conversation itself: send messages instead")]
+    ReservedArgument,
     /// Two options that exclude each other.
     #[error(
         "continue_final_message and add_generation_prompt exclude each other: a message stays open or a new one begins"
@@ -87,6 +90,7 @@ impl TemplateError {
             Self::OutOfFuel => "chat_template_out_of_fuel",
             Self::TooDeep { .. } => "messages_too_deep",
             Self::NotAList { .. } => "messages_not_a_list",
+            Self::ReservedArgument => "template_argument_reserved",
             Self::ContinueAndGenerate => "continue_and_generate",
             Self::NothingToContinue { .. } => "nothing_to_continue",
         }

@@ -106,6 +106,9 @@ impl ChatTemplate {
         let Json::Array(messages) = request.messages else {
             return Err(TemplateError::NotAList { found: type_name(request.messages) });
         };
+        if request.kwargs.contains_key("messages") {
+            return Err(TemplateError::ReservedArgument);
+        }
         if !request.continue_final_message {
             return self.render_messages(request, request.messages);
         }

@@ -22,6 +22,17 @@ pub enum GgufError {
         /// What the path names instead.
         kind: &'static str,
     },
+    /// The process may not address the whole file.
+    #[error(
+        "cannot be mapped: this process may not address {bytes} bytes more; raise its memory limit (`ulimit -v`)"
+    )]
+    AddressSpace {
+        /// Length of the file.
+        bytes: u64,
+    },
+    /// There is nothing in it.
+    #[error("is empty; if it was downloaded or copied, do it again")]
+    Empty,
     /// The first four bytes are not `GGUF`.
     #[error("is not a GGUF file: it starts with {found:02x?} instead of \"GGUF\"")]
     NotGguf {
@@ -129,6 +140,8 @@ impl GgufError {
         match self {
             GgufError::InFile { error, .. } => error.code(),
             GgufError::Io(_) => "file_unreadable",
+            GgufError::AddressSpace { .. } => "out_of_address_space",
+            GgufError::Empty => "file_empty",
             GgufError::NotAFile { .. } => "not_a_file",
             GgufError::NotGguf { .. } => "not_gguf",
             GgufError::BigEndian => "gguf_big_endian",

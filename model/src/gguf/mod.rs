@@ -26,6 +26,7 @@ use limits::{MAX_ALIGNMENT, MAX_HEADER_BYTES, MAX_KEYS, MAX_TENSORS};
 use memmap2::{Mmap, UncheckedAdvice};
 use metadata::Entry;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::Path;
 use tensor::RawTensor;
 
@@ -289,10 +290,14 @@ fn map(path: &Path) -> Result<Mmap, GgufError> {
         });
     }
     let file = File::open(path).map_err(GgufError::Io)?;
-    if file.metadata().map_err(GgufError::Io)?.len() == 0 {
-        return Err(GgufError::NotGguf { found: Vec::new() });
+    let bytes = file.metadata().map_err(GgufError::Io)?.len();
+    if bytes == 0 {
+        return Err(GgufError::Empty);
     }
     // SAFETY: the mapping is read-only and never written through; the module documentation states that the file must
     // not shrink while it is mapped.
-    unsafe { Mmap::map(&file) }.map_err(GgufError::Io)
+    unsafe { Mmap::map(&file) }.map_err(|error| match error.kind() {
+        ErrorKind::OutOfMemory => GgufError::AddressSpace { bytes },
+        _ => GgufError::Io(error),
+    })
 }

@@ -23,7 +23,7 @@ impl Inherited {
     pub(super) fn adopt(args: &WorkerArgs) -> Result<Self, ProcessError> {
         follow_parent(args.parent_pid)?;
         take_name()?;
-        ignore_interrupt()?;
+        leave_signals_to_the_coordinator()?;
         let wanted = [
             (args.control_fd, "the control socket"),
             (args.ring_in_fd, "the incoming ring"),
@@ -59,13 +59,17 @@ fn take_name() -> Result<(), ProcessError> {
         .map_err(|error| ProcessError::System { action: "PR_SET_NAME", source: error.into() })
 }
 
-/// Ctrl-C reaches every process of the terminal; what it means is the coordinator's decision.
-fn ignore_interrupt() -> Result<(), ProcessError> {
-    // SAFETY: ignoring a signal installs no handler.
-    let previous = unsafe { signal(Signal::SIGINT, SigHandler::SigIgn) };
-    previous
-        .map(drop)
-        .map_err(|error| ProcessError::System { action: "ignoring SIGINT", source: error.into() })
+/// Signals that reach a whole terminal or service at once. What they mean is the coordinator's decision: it may be finishing
+/// a request. A worker ends when the coordinator says so, or is gone.
+const OF_THE_COORDINATOR: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+
+fn leave_signals_to_the_coordinator() -> Result<(), ProcessError> {
+    for ignored in OF_THE_COORDINATOR {
+        // SAFETY: ignoring a signal installs no handler.
+        unsafe { signal(ignored, SigHandler::SigIgn) }
+            .map_err(|error| ProcessError::System { action: "ignoring a signal", source: error.into() })?;
+    }
+    Ok(())
 }
 
 /// Takes over an inherited descriptor, after checking that there is one. It is not passed on to any child.
