@@ -32,10 +32,11 @@ impl Prepared {
 
     /// Starts the workers and shows how they load.
     pub fn start(self, interrupts: &Interrupts, progress: &ProgressArgs) -> Result<Session, Failure> {
+        let options = EngineOptions::from_env()?;
         let (sender, receiver) = interrupts.channel();
         let from_loader = sender.clone();
         std::thread::Builder::new().name("load".into()).spawn(move || {
-            let result = Engine::start(self.model, self.plan, EngineOptions::default(), move |progress| {
+            let result = Engine::start(self.model, self.plan, options, move |progress| {
                 // Fails only when the command was interrupted and is ending.
                 drop(sender.send(Wake::Item(Loading::Progress(progress))));
             });

@@ -121,12 +121,12 @@ impl Service {
         let mut loads = self.turn.lock().await;
         let given_back = self.resident_plan();
         let (model, plan) = blocking(move || validate(&wanted, given_back.as_ref())).await??;
+        let options = EngineOptions::from_env()?;
         earlier.await;
         let mut slot = self.model.write().await;
         self.drop_resident(&mut slot).await;
         self.show(Shown::Loading);
-        let started =
-            blocking(move || Engine::start(Arc::new(model), plan, EngineOptions::default(), progress)).await;
+        let started = blocking(move || Engine::start(Arc::new(model), plan, options, progress)).await;
         let engine = match started {
             Ok(Ok(engine)) => engine,
             Ok(Err(error)) => {
@@ -177,6 +177,9 @@ impl Service {
             model_arch: "none".to_owned(),
             model_path: None,
             state: "none",
+            reason: None,
+            restarts: 0,
+            epoch: 0,
             kernels: Vec::new(),
             requests: self.requests.load(Ordering::Relaxed),
             stages: Vec::new(),
@@ -187,10 +190,15 @@ impl Service {
             Shown::Model(Resident { engine, .. }) => {
                 let status = engine.status();
                 let model = &engine.plan().model;
-                diagnosis.model_loaded = status.ready;
+                diagnosis.model_loaded = status.failure.is_none();
                 diagnosis.model_arch = model.architecture.clone();
                 diagnosis.model_path = Some(model.path.display().to_string());
-                diagnosis.state = if status.ready { "ready" } else { "failed" };
+                (diagnosis.state, diagnosis.reason) = match (status.failure, status.recovering) {
+                    (Some(failure), _) => ("failed", Some(failure)),
+                    (None, Some(failure)) => ("recovering", Some(failure)),
+                    (None, None) => ("ready", None),
+                };
+                (diagnosis.restarts, diagnosis.epoch) = (status.restarts, status.epoch);
                 diagnosis.kernels = status.stages.iter().map(|stage| stage.loaded.kernels.clone()).collect();
                 diagnosis.stages = stages(&engine);
             }

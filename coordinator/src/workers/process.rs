@@ -85,6 +85,24 @@ impl WorkerProcess {
         }
     }
 
+    /// Kills the process and reaps it. One that is stuck in the kernel is left behind after a moment; the system reaps it.
+    pub(super) fn kill(&mut self) {
+        if self.wait(Duration::ZERO).is_none() {
+            let _ = self.child.kill();
+            if self.wait(KILL_WAIT).is_none() {
+                tracing::error!(pid = self.pid(), "a killed worker does not end; it is stuck in the kernel");
+            }
+        }
+    }
+
+    /// Whether a signal has stopped the process.
+    pub(super) fn is_stopped(&self) -> bool {
+        // The state follows the name, which is in parentheses and may hold anything.
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
+        matches!(state, Some("T" | "t"))
+    }
+
     /// How the process ended, for a worker whose control channel is closed.
     pub(super) fn ending(&mut self) -> Ending {
         self.wait(Duration::from_secs(1)).map_or(Ending::Unreachable, Ending::Exited)
@@ -99,11 +117,6 @@ fn pidfd(child: &Child) -> std::io::Result<OwnedFd> {
 
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
-        if self.wait(Duration::ZERO).is_none() {
-            let _ = self.child.kill();
-            if self.wait(KILL_WAIT).is_none() {
-                tracing::error!(pid = self.pid(), "a killed worker does not end; it is stuck in the kernel");
-            }
-        }
+        self.kill();
     }
 }

@@ -28,6 +28,15 @@ pub enum Event {
         /// The text.
         text: String,
     },
+    /// A worker has failed and is being replaced; the answer goes on where it was.
+    Recovering {
+        /// Id of the request.
+        id: String,
+        /// Code of the failure.
+        code: &'static str,
+        /// What happened.
+        message: String,
+    },
     /// Something the client should know that ends nothing.
     Info {
         /// Id of the request.
@@ -191,8 +200,14 @@ pub struct Diagnosis {
     pub model_arch: String,
     /// Its file.
     pub model_path: Option<String>,
-    /// `none`, `ready`, `loading` or `failed`.
+    /// `none`, `loading`, `ready`, `recovering` (a worker is being replaced, requests wait) or `failed`.
     pub state: &'static str,
+    /// Why, when it is `recovering` or `failed`.
+    pub reason: Option<String>,
+    /// Workers of the resident model that have been replaced.
+    pub restarts: u64,
+    /// Pipeline incarnation: one more with every recovery.
+    pub epoch: u64,
     /// Kernel set of the workers.
     pub kernels: Vec<String>,
     /// Requests in flight, of all clients.
