@@ -46,6 +46,7 @@ fn help_is_as_reviewed() {
         "detokenize",
         "bench",
         "daemon",
+        "status",
         "completions",
     ] {
         let ran = run(&[command, "--help"]);
@@ -165,6 +166,15 @@ fn a_request_that_cannot_be_answered_is_refused() {
     assert_refused(&with(&["--logit-bias", "99999=1"]), 3, "invalid_sampling_parameter", "logit_bias");
     assert_refused(&["run", "-m", text(&tiny), "-p", &long], 3, "context_length_exceeded", "512");
     assert_refused(&["logits", "-m", text(&tiny), "--ids", "1,99999"], 3, "token_out_of_range", "99999");
+}
+
+#[test]
+fn a_daemon_that_is_not_there_is_told() {
+    let models = Models::new();
+    let path = models.path("no-socket");
+    let ran = run(&["status", "--connect", text(&path)]);
+    assert_eq!(ran.code, Some(1));
+    assert_one_error_line(&ran, "no-socket");
 }
 
 #[test]

@@ -32,6 +32,9 @@ fn several_clients_share_the_model_and_not_their_conversations() {
     first.close();
     daemon.main.close();
     drop(first);
+    let shown = support::run(&["status", "--connect", path.to_str().unwrap()]);
+    assert_eq!(shown.code, Some(0), "{shown:?}");
+    assert!(shown.stdout.contains("ready") && shown.stdout.contains("tiny.gguf"), "{shown:?}");
     // The end of standard input does not end a daemon that listens.
     second.send(ask("s", 4));
     assert_eq!(second.answer("s").1["type"], "done");

@@ -5,12 +5,12 @@
 //! answered by a model that is going away. A load is validated in full before it takes the model.
 
 use crate::devices::{THIS_PROGRAM, machine_for};
-use crate::engine::{Engine, EngineError, EngineOptions};
+use crate::engine::{Engine, EngineError, EngineOptions, StageStatus};
 use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
 use crate::planner::{Machine, PlacementRequest, Refusal, plan};
 use crate::workers::LoadProgress;
 use spillway_model::tokenizer::TokenizerOptions;
-use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, StageSummary};
+use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, StageReport, StageSummary};
 use spillway_protocol::plan::{Execution, Plan};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -183,6 +183,9 @@ impl Service {
             kernels: Vec::new(),
             requests: self.requests.load(Ordering::Relaxed),
             stages: Vec::new(),
+            live: 0,
+            queued: 0,
+            tokens_done: 0,
         };
         match shown {
             Shown::Nothing => {}
@@ -200,7 +203,9 @@ impl Service {
                 };
                 (diagnosis.restarts, diagnosis.epoch) = (status.restarts, status.epoch);
                 diagnosis.kernels = status.stages.iter().map(|stage| stage.loaded.kernels.clone()).collect();
-                diagnosis.stages = stages(&engine);
+                diagnosis.stages = stages(&engine).into_iter().zip(&status.stages).map(report).collect();
+                (diagnosis.live, diagnosis.queued) = (status.live, status.queued);
+                diagnosis.tokens_done = status.tokens_done;
             }
         }
         diagnosis
@@ -259,6 +264,12 @@ pub fn stages(engine: &Engine) -> Vec<StageSummary> {
             bytes: stage.bytes.private(),
         })
         .collect()
+}
+
+/// A stage with what its worker is doing.
+fn report((stage, status): (StageSummary, &StageStatus)) -> StageReport {
+    let &StageStatus { state, step, steps, busy_ns, wait_ns, copy_ns, .. } = status;
+    StageReport { stage, state, step, steps, busy_ns, wait_ns, copy_ns }
 }
 
 /// A request that is counted as in flight while this lives.

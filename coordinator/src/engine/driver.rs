@@ -129,6 +129,7 @@ impl Driver {
         let expected = Expected { step, rows: board.expected_rows() };
         if pipeline.collect(expected, &mut |row, logits| board.row(row, logits))? == Collected::Step {
             board.step_done();
+            self.supervisor.progressed();
         }
         Ok(())
     }

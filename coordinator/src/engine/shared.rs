@@ -5,6 +5,7 @@ use super::request::RequestError;
 use crate::workers::{WorkerError, WorkerView};
 use serde::Serialize;
 use spillway_protocol::control::LoadStats;
+use spillway_protocol::status::WorkerState;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
@@ -42,6 +43,10 @@ pub struct StageStatus {
     pub pid: u32,
     /// What it allocated.
     pub loaded: LoadStats,
+    /// What it is in the middle of.
+    pub state: &'static str,
+    /// Step in hand, or the last one.
+    pub step: u64,
     /// Steps done.
     pub steps: u64,
     /// Nanoseconds computing.
@@ -134,8 +139,11 @@ impl Shared {
 }
 
 fn stage_status(view: &WorkerView) -> StageStatus {
-    let counters = view.status.read().counters;
+    let page = view.status.read();
+    let counters = page.counters;
     StageStatus {
+        state: page.state.map_or("unknown", WorkerState::as_str),
+        step: page.step,
         pid: view.pid,
         loaded: view.stats.clone(),
         steps: counters.steps,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 pub(super) const DEFAULT_LIMIT: usize = 5;
 /// How long a failure counts.
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
-/// Wait before the second start within the window; doubled with each further one.
+/// Wait before a start after which no step was completed; doubled with each further one.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
@@ -25,12 +25,19 @@ pub(super) enum Verdict {
 pub(super) struct Supervisor {
     limit: usize,
     failures: VecDeque<Instant>,
+    /// Failures since a step was completed.
+    fruitless: u32,
 }
 
 impl Supervisor {
     /// Gives up at more than `limit` failures within [`WINDOW`]; 0 restarts nothing.
     pub(super) fn new(limit: usize) -> Supervisor {
-        Supervisor { limit, failures: VecDeque::new() }
+        Supervisor { limit, failures: VecDeque::new(), fruitless: 0 }
+    }
+
+    /// A step was completed.
+    pub(super) fn progressed(&mut self) {
+        self.fruitless = 0;
     }
 
     /// A worker has failed.
@@ -39,16 +46,15 @@ impl Supervisor {
             self.failures.pop_front();
         }
         self.failures.push_back(now);
-        let recent = self.failures.len();
-        if recent > self.limit {
+        if self.failures.len() > self.limit {
             return Verdict::GiveUp;
         }
-        let doublings = u32::try_from(recent - 1).unwrap_or(u32::MAX);
-        Verdict::Restart(match doublings {
-            0 => Duration::ZERO,
-            _ => FIRST_DELAY
-                .saturating_mul(1u32.checked_shl(doublings - 1).unwrap_or(u32::MAX))
-                .min(LONGEST_DELAY),
+        self.fruitless = self.fruitless.saturating_add(1);
+        Verdict::Restart(match self.fruitless {
+            1 => Duration::ZERO,
+            more => {
+                FIRST_DELAY.saturating_mul(1u32.checked_shl(more - 2).unwrap_or(u32::MAX)).min(LONGEST_DELAY)
+            }
         })
     }
 
@@ -64,12 +70,20 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_first_failure_restarts_at_once_and_later_ones_after_longer_and_longer_waits() {
+    fn a_worker_that_fails_before_it_has_done_anything_waits_longer_and_longer() {
         let mut supervisor = Supervisor::new(4);
         let now = Instant::now();
         let delays: Vec<Verdict> = (0..5).map(|_| supervisor.judge(now)).collect();
         let after = |ms| Verdict::Restart(Duration::from_millis(ms));
         assert_eq!(delays, [after(0), after(100), after(200), after(400), Verdict::GiveUp]);
+        let mut supervisor = Supervisor::new(4);
+        let delays: Vec<Verdict> = (0..3)
+            .map(|_| {
+                supervisor.progressed();
+                supervisor.judge(now)
+            })
+            .collect();
+        assert_eq!(delays, [after(0); 3], "what has worked in between may start at once");
     }
 
     #[test]

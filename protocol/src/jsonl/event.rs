@@ -122,6 +122,26 @@ pub struct StageSummary {
     pub bytes: u64,
 }
 
+/// One stage as it is now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct StageReport {
+    /// The stage.
+    #[serde(flatten)]
+    pub stage: StageSummary,
+    /// What the worker is in the middle of.
+    pub state: &'static str,
+    /// Step in hand, or the last one.
+    pub step: u64,
+    /// Steps since the worker started.
+    pub steps: u64,
+    /// Nanoseconds computing.
+    pub busy_ns: u64,
+    /// Nanoseconds waiting for input or for room.
+    pub wait_ns: u64,
+    /// Nanoseconds copying frames.
+    pub copy_ns: u64,
+}
+
 /// Figures of a finished request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Done {
@@ -213,7 +233,13 @@ pub struct Diagnosis {
     /// Requests in flight, of all clients.
     pub requests: usize,
     /// Who runs which layers.
-    pub stages: Vec<StageSummary>,
+    pub stages: Vec<StageReport>,
+    /// Requests that generate.
+    pub live: usize,
+    /// Requests that wait for a slot.
+    pub queued: usize,
+    /// Tokens run by the resident model, prompt and answer.
+    pub tokens_done: u64,
 }
 
 impl Event {
