@@ -153,8 +153,10 @@ impl Pipeline {
     fn watch(&mut self) -> Result<(), WorkerError> {
         let Some(&awaited) = self.under_way.front() else { return Ok(()) };
         match self.watchdog.look(Instant::now(), awaited, self.workers.pages()) {
-            None => Ok(()),
-            Some(hung) => Err(self.workers.give_up(hung.stage, hung.silence)),
+            Some(silent) if silent.hung || self.workers.is_stopped(silent.stage) => {
+                Err(self.workers.give_up(silent.stage, silent.silence))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -91,6 +91,7 @@ mod tests {
         let mut supervisor = Supervisor::new(1);
         let now = Instant::now();
         assert_eq!(supervisor.judge(now), Verdict::Restart(Duration::ZERO));
+        supervisor.progressed();
         assert_eq!(supervisor.judge(now + WINDOW * 2), Verdict::Restart(Duration::ZERO));
         assert_eq!(supervisor.judge(now + WINDOW * 2), Verdict::GiveUp);
     }

@@ -1,8 +1,8 @@
 //! Notices a worker that does not get on with the step in hand, from the pulse on its status page.
 //!
 //! How long a worker may be silent is measured, not configured: a multiple of the longest silences of steps of about the same
-//! number of tokens. A worker that has become twenty times slower still shows a pulse in time; one that is stopped or stuck
-//! does not.
+//! number of tokens. A worker that has become twenty times slower still shows a pulse in time; one that is stuck does not. A
+//! process that is known to be stopped has less time.
 
 use spillway_protocol::status::{Status, WorkerState};
 use std::time::{Duration, Instant};
@@ -10,19 +10,21 @@ use std::time::{Duration, Instant};
 /// Silence is a failure from this multiple of what is normal on.
 const PATIENCE: u32 = 30;
 /// Silence is no failure before that, however short steps are: the machine may be busy.
-const SHORTEST: Duration = Duration::from_secs(1);
-/// Limit for steps of a kind that has not been seen yet.
+pub(super) const SHORTEST: Duration = Duration::from_secs(1);
+/// Highest limit for steps of a kind that has not been seen yet.
 const UNKNOWN: Duration = Duration::from_secs(60);
 /// A gap between two looks after which this process itself, or the machine, must have been stopped.
 const ASLEEP: Duration = Duration::from_secs(1);
 /// Kinds of steps: by the logarithm of their tokens.
 const KINDS: usize = 20;
 
-/// A stage that is silent for too long.
+/// The stage that should get on, and has been silent for a while.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Hung {
+pub(super) struct Silent {
     pub stage: usize,
     pub silence: Duration,
+    /// Longer than a worker that computes would be.
+    pub hung: bool,
 }
 
 /// The step that comes back next.
@@ -57,7 +59,7 @@ impl Watchdog {
         now: Instant,
         awaited: Awaited,
         workers: impl Iterator<Item = Status>,
-    ) -> Option<Hung> {
+    ) -> Option<Silent> {
         let asleep = self.looked.replace(now).is_some_and(|last| now.duration_since(last) > ASLEEP);
         // The stage that has the step in hand, or should have taken it.
         let (stage, status) = workers.enumerate().find(|(_, status)| !has_done(status, awaited.step))?;
@@ -78,7 +80,8 @@ impl Watchdog {
             return None;
         };
         let silence = now.duration_since(last.since);
-        (silence > self.limit(awaited.tokens)).then_some(Hung { stage, silence })
+        let hung = silence > self.limit(awaited.tokens);
+        (silence > SHORTEST).then_some(Silent { stage, silence, hung })
     }
 
     /// A step came back; `look` is the longest silence that nobody looked into.
@@ -100,7 +103,11 @@ impl Watchdog {
     }
 
     fn limit(&self, tokens: usize) -> Duration {
-        self.normal(kind(tokens)).map_or(UNKNOWN, |normal| (normal * PATIENCE).max(SHORTEST))
+        let patience = |normal: Duration| (normal * PATIENCE).max(SHORTEST);
+        match self.normal[kind(tokens)] {
+            Some(measured) => patience(measured),
+            None => self.normal(kind(tokens)).map_or(UNKNOWN, |guessed| patience(guessed).min(UNKNOWN)),
+        }
     }
 
     /// What is usual for a kind of step; from the next smaller kind in proportion, else as for a larger one.
@@ -145,10 +152,11 @@ mod tests {
         awaited: Awaited,
         workers: [Status; 2],
         seconds: u64,
-    ) -> Option<(Hung, Duration)> {
+    ) -> Option<(Silent, Duration)> {
         let start = Instant::now();
-        let looks = (0..seconds * 50).map(|look| LOOK * u32::try_from(look).unwrap());
-        looks.into_iter().find_map(|at| Some((dog.look(start + at, awaited, workers.into_iter())?, at)))
+        let mut looks = (0..seconds * 50).map(|look| LOOK * u32::try_from(look).unwrap());
+        let mut silent = |at| dog.look(start + at, awaited, workers.into_iter()).filter(|silent| silent.hung);
+        looks.find_map(|at| Some((silent(at)?, at)))
     }
 
     fn trained() -> Watchdog {
@@ -184,7 +192,7 @@ mod tests {
     }
 
     /// Layers that usually take `usual` take `slower` times as long.
-    fn slowed(usual: Duration, slower: u32) -> Option<Hung> {
+    fn slowed(usual: Duration, slower: u32) -> Option<Silent> {
         let mut dog = Watchdog::default();
         let mut now = Instant::now();
         let mut barked = None;
@@ -193,7 +201,7 @@ mod tests {
             let until = now + lasts;
             while now < until {
                 let workers = [worker(5, layer, WorkerState::Stepping), done(4)];
-                barked = barked.or(dog.look(now, DECODE, workers.into_iter()));
+                barked = barked.or(dog.look(now, DECODE, workers.into_iter()).filter(|silent| silent.hung));
                 now += LOOK;
             }
         }
@@ -213,7 +221,15 @@ mod tests {
         let mut dog = trained();
         let prompt = Awaited { step: 5, tokens: 512 };
         let (_, at) = still(&mut dog, prompt, [worker(5, 0, WorkerState::Stepping), done(4)], 600).unwrap();
-        assert!(at > LOOK * PATIENCE * 511 && at < LOOK * PATIENCE * 514, "{at:?}");
+        assert!(at > UNKNOWN && at < UNKNOWN * 2, "but not for ever: {at:?}");
+        let (_, at) = still(
+            &mut trained(),
+            Awaited { step: 5, tokens: 64 },
+            [worker(5, 0, WorkerState::Stepping), done(4)],
+            600,
+        )
+        .unwrap();
+        assert!(at > LOOK * PATIENCE * 63 && at < LOOK * PATIENCE * 66, "{at:?}");
     }
 
     #[test]

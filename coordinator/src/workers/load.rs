@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 /// Longest silence before the worker's first word, and between two reports of a load.
 const HELLO_LIMIT: Duration = Duration::from_secs(20);
 const LOAD_LIMIT: Duration = Duration::from_secs(60);
+/// The same for a process that is known to be stopped.
+const STOPPED_LIMIT: Duration = Duration::from_secs(1);
 /// How often silence is looked at, and whoever waits.
 pub(super) const TICK: Duration = Duration::from_millis(50);
 
@@ -125,7 +127,9 @@ fn load_message(worker: &Worker, plan: &Plan, epoch: u64) -> ToWorker {
 }
 
 fn check_silence(worker: &Worker, state: &Loading) -> Result<(), WorkerError> {
-    match state.phase.overdue(state.last_news.elapsed()) {
+    let silence = state.last_news.elapsed();
+    let stopped = state.phase != Phase::Loaded && silence > STOPPED_LIMIT && worker.process.is_stopped();
+    match state.phase.overdue(silence).or(stopped.then_some("starting or loading, stopped by a signal")) {
         Some(phase) => Err(WorkerError::Silent {
             worker: worker.name(),
             seconds: state.last_news.elapsed().as_secs(),

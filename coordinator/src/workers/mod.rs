@@ -188,6 +188,11 @@ impl Workers {
         Ok(replaced)
     }
 
+    /// Whether a signal has stopped the worker of a stage.
+    pub(crate) fn is_stopped(&self, stage: usize) -> bool {
+        self.workers[stage].process.is_stopped()
+    }
+
     /// Ends a worker that does not make progress.
     pub(crate) fn give_up(&mut self, stage: usize, silence: Duration) -> WorkerError {
         let worker = &mut self.workers[stage];
