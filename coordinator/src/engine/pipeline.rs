@@ -22,9 +22,26 @@ pub(super) struct Pipeline {
     /// Steps under way, oldest first.
     under_way: VecDeque<Awaited>,
     watchdog: Watchdog,
+    doubt: Option<Doubt>,
     frame: StepFrame,
     ids: Vec<u32>,
     row: Vec<f32>,
+}
+
+/// A worker has been silent for too long, but may only be waiting for a processor.
+#[derive(Debug, Clone, Copy)]
+struct Doubt {
+    /// Its silence when the doubt arose, and how long it had waited for processors until then.
+    silence: Duration,
+    starved: Duration,
+}
+
+impl Doubt {
+    /// Whether it has been silent for as long again without wanting for a processor.
+    fn is_over(&self, silence: Duration, starved: Duration) -> bool {
+        silence.saturating_sub(self.silence)
+            > self.silence.saturating_add(starved.saturating_sub(self.starved))
+    }
 }
 
 /// The step that comes back next, as it was sent.
@@ -54,6 +71,7 @@ impl Pipeline {
             step: 1,
             under_way: VecDeque::new(),
             watchdog: Watchdog::default(),
+            doubt: None,
             frame: StepFrame::with_limits(&limits),
             ids: Vec::with_capacity(limits.max_tokens),
             row: vec![0.0; limits.vocab],
@@ -152,12 +170,23 @@ impl Pipeline {
     /// Whether the step that is due makes progress. A worker that hangs is killed.
     fn watch(&mut self) -> Result<(), WorkerError> {
         let Some(&awaited) = self.under_way.front() else { return Ok(()) };
-        match self.watchdog.look(Instant::now(), awaited, self.workers.pages()) {
-            Some(silent) if silent.hung || self.workers.is_stopped(silent.stage) => {
-                Err(self.workers.give_up(silent.stage, silent.silence))
+        let Some(silent) = self.watchdog.look(Instant::now(), awaited, self.workers.pages()) else {
+            self.doubt = None;
+            return Ok(());
+        };
+        if !self.workers.is_stopped(silent.stage) {
+            if !silent.hung {
+                return Ok(());
             }
-            _ => Ok(()),
+            // On a machine with more work than processors, a worker may be waiting for one.
+            let starved = self.workers.starved(silent.stage);
+            let doubt = *self.doubt.get_or_insert(Doubt { silence: silent.silence, starved });
+            if !doubt.is_over(silent.silence, starved) {
+                return Ok(());
+            }
         }
+        self.doubt = None;
+        Err(self.workers.give_up(silent.stage, silent.silence))
     }
 
     /// Replaces workers that have failed and begins a new epoch: steps under way are forgotten. The numbers of the stages
@@ -169,6 +198,7 @@ impl Pipeline {
     ) -> Result<Vec<usize>, WorkerError> {
         self.under_way.clear();
         self.watchdog.rest();
+        self.doubt = None;
         self.epoch = epoch;
         self.workers.revive(epoch, watcher)
     }

@@ -193,6 +193,11 @@ impl Workers {
         self.workers[stage].process.is_stopped()
     }
 
+    /// How long the worker of a stage has wanted a processor and had none, in all.
+    pub(crate) fn starved(&self, stage: usize) -> Duration {
+        self.workers[stage].process.starved()
+    }
+
     /// Ends a worker that does not make progress.
     pub(crate) fn give_up(&mut self, stage: usize, silence: Duration) -> WorkerError {
         let worker = &mut self.workers[stage];

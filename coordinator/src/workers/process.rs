@@ -103,6 +103,16 @@ impl WorkerProcess {
         matches!(state, Some("T" | "t"))
     }
 
+    /// How long threads of the process have waited for a processor, in all. Zero where the system does not say.
+    pub(super) fn starved(&self) -> Duration {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten();
+        let waited = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+            stat.split_whitespace().nth(1).and_then(|text| text.parse().ok()).unwrap_or(0)
+        };
+        Duration::from_nanos(tasks.map(waited).sum())
+    }
+
     /// How the process ended, for a worker whose control channel is closed.
     pub(super) fn ending(&mut self) -> Ending {
         self.wait(Duration::from_secs(1)).map_or(Ending::Unreachable, Ending::Exited)
