@@ -5,36 +5,17 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
+#[path = "support/gpu.rs"]
+mod gpu;
 mod support;
 
+use gpu::{can_compile, run};
 use serde_json::Value;
 use spillway_model::testing::{TinyModel, oracles};
 use std::path::Path;
-use std::process::Stdio;
-use support::{Models, Ran, spillway};
+use support::Models;
 
 const ARCHITECTURES: [&str; 4] = ["llama", "qwen2", "qwen3", "qwen35"];
-
-/// Runs the program with kernels from a cache that tests share.
-fn run(args: &[&str]) -> Ran {
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    // No limit on the time: the first test compiles every kernel, on a machine that may be busy.
-    let output = spillway(args).env("SPILLWAY_KERNEL_CACHE", cache).stdin(Stdio::null()).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
-}
-
-/// Whether kernels for the emulated device can be had.
-fn can_compile() -> bool {
-    let ran = run(&["kernels", "build", "--arch", "emulated_wave32", "--json"]);
-    if ran.code == Some(0) {
-        return true;
-    }
-    let missing = ran.stdout.contains("kernel_no_compiler");
-    assert!(missing && std::env::var_os("SPILLWAY_REQUIRE_COMPILERS").is_none(), "{ran:?}");
-    eprintln!("skipped: {}", ran.stderr);
-    false
-}
 
 /// Lines of `logits`, with further arguments.
 fn logits(model: &Path, ids: &str, more: &[&str]) -> String {
@@ -147,8 +128,8 @@ fn failures_of_a_device_are_told() {
     let cases = [
         ("emulated:memory=64KiB", 3, "out_of_memory", "of device 0"),
         ("emulated:devices=0", 3, "no_gpu", "no device"),
-        ("emulated:fail-launch=3", 4, "worker_failed", "worker of stage 0"),
-        ("emulated:lose-at-call=60", 4, "worker_failed", "lost"),
+        ("emulated:fail-launch=3", 4, "gpu_lost", "worker of stage 0"),
+        ("emulated:lose-at-call=60", 4, "gpu_lost", "lost"),
     ];
     for (devices, exit, code, words) in cases {
         let args = ["logits", "--json", "--quiet", "--ids", "1,2", "--devices", devices, "-m"];

@@ -124,6 +124,9 @@ pub enum WorkerError {
     Frame(String),
 }
 
+/// Codes of workers that a program may act on; any other is told as `worker_failed`, its sentence as it is.
+const PASSED_ON: [&str; 2] = ["gpu_lost", "gpu_out_of_memory"];
+
 impl WorkerError {
     /// Stable code.
     pub fn code(&self) -> &'static str {
@@ -134,7 +137,9 @@ impl WorkerError {
                 "worker_protocol"
             }
             WorkerError::Silent { .. } => "worker_silent",
-            WorkerError::Reported { .. } => "worker_failed",
+            WorkerError::Reported { code, .. } => {
+                PASSED_ON.into_iter().find(|known| code == known).unwrap_or("worker_failed")
+            }
             WorkerError::Died { .. } => "worker_died",
         }
     }
