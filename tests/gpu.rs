@@ -9,11 +9,11 @@
 mod gpu;
 mod support;
 
-use gpu::{can_compile, run};
-use serde_json::Value;
+use gpu::{can_compile, command, run};
+use serde_json::{Value, json};
 use spillway_model::testing::{TinyModel, oracles};
 use std::path::Path;
-use support::Models;
+use support::{Daemon, Models};
 
 const ARCHITECTURES: [&str; 4] = ["llama", "qwen2", "qwen3", "qwen35"];
 
@@ -115,6 +115,139 @@ fn unquantised_files_agree_with_transformers() {
             }
         }
     }
+}
+
+/// The devices' report after a test of links.
+fn tested(devices: &str, cache: &Path) -> Value {
+    let args = ["devices", "--json", "--test-links", "--provider", devices];
+    let output = command(&args).env("SPILLWAY_KERNEL_CACHE", cache).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Links are tested between two processes, every byte compared; what came out is kept for plain `devices` and for loads.
+#[test]
+fn links_are_tested_and_the_results_kept() {
+    let cache = tempfile::tempdir().unwrap();
+    let listed = |devices: &str| {
+        let args = ["devices", "--provider", devices];
+        let output = command(&args).env("SPILLWAY_KERNEL_CACHE", cache.path()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let good = "emulated:devices=2";
+    assert!(listed(good).contains("link 0 - 1: staged, not tested yet"), "{}", listed(good));
+    let report = tested(good, cache.path());
+    let links = report["links"].as_array().unwrap();
+    assert_eq!(links.len(), 3, "each with itself, and the two: {report}");
+    for link in links {
+        assert_eq!(link["found"]["verdict"], "works", "{report}");
+        for direction in ["there", "back"] {
+            let speed = &link["found"][direction];
+            assert!(speed["gb_per_s"].as_f64().unwrap() > 0.0 && speed["small_us"].as_f64().unwrap() > 0.0);
+        }
+    }
+    assert!(listed(good).contains("link 0 - 1: peer ok, there "), "{}", listed(good));
+    for (devices, reason) in [
+        ("emulated:devices=2,garble-peer=true", "byte 2048 arrived wrong"),
+        ("emulated:devices=2,refuse-peer=true", "hipIpcOpenMemHandle"),
+        ("emulated:devices=2,hang-launch=1", ""),
+    ] {
+        let found = &tested(devices, cache.path())["links"][1]["found"];
+        let told = found["reason"].as_str().unwrap_or_default();
+        assert!(told.contains(reason), "{devices}: {found}");
+        assert_eq!(found["verdict"] == "refused", !reason.is_empty(), "{devices}: {found}");
+        assert_eq!(listed(devices).contains("link 0 - 1: staged, refused"), !reason.is_empty(), "{devices}");
+    }
+    // A device that cannot hold the test says nothing about its links: nothing is kept.
+    let small = "emulated:devices=2,memory=8MiB";
+    let report = tested(small, cache.path());
+    assert_eq!(report["links"][0]["found"], Value::Null, "{report}");
+    assert!(report["looked_for"][0].as_str().unwrap().contains("could not be allocated"), "{report}");
+}
+
+/// How stages of a load are linked, as told during the load, and the logits.
+fn linked(model: &Path, more: &[&str]) -> (Vec<Value>, String) {
+    let args = ["logits", "--json", "--progress", "json", "--ids", "5,9,2,2,7,1,3", "--top", "1000000", "-m"];
+    let ran = run(&[&args[..], &[model.to_str().unwrap()], more].concat());
+    assert_eq!(ran.code, Some(0), "{more:?}: {ran:?}");
+    let events = ran.stderr.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    (events.filter(|event| event["type"] == "link").collect(), ran.stdout)
+}
+
+/// Whichever way rows take between stages, they are the same to the bit: written into the next stage's memory, through a ring
+/// that the driver copies from and to, or copied once more where it refuses.
+#[test]
+fn rows_arrive_whole_on_every_way() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    for architecture in ["qwen3", "qwen35"] {
+        let model = models.write(architecture, &TinyModel::new(architecture));
+        let (links, one) = linked(&model, &["--devices", "emulated"]);
+        assert_eq!(links, [0; 0]);
+        for (ways, path, reason) in [
+            (&["emulated:devices=3"][..], "peer", None),
+            (&["emulated:devices=3", "--chunk", "2"], "peer", None),
+            (&["emulated:devices=3", "--peer-copies", "off"], "staged", Some("switched off")),
+            (&["emulated:devices=3,garble-peer=true"], "staged", Some("arrived wrong")),
+            (
+                &["emulated:devices=3,refuse-peer=true,refuse-register=true"],
+                "staged",
+                Some("hipIpcOpenMemHandle"),
+            ),
+        ] {
+            let (links, rows) = linked(&model, &[&["--devices"], ways].concat());
+            assert_eq!(rows, one, "{architecture} {ways:?}");
+            assert_eq!(links.len(), 2, "{links:?}");
+            for (from, link) in (0..).zip(&links) {
+                assert_eq!((&link["from"], &link["path"]), (&json!(from), &json!(path)), "{ways:?}: {link}");
+                let told = link["reason"].as_str();
+                assert!(reason.is_none_or(|reason| told.unwrap().contains(reason)), "{ways:?}: {link}");
+            }
+        }
+        let mixed = ["--devices", "emulated:devices=2", "--gpu-layer-budget", "2"];
+        let (links, _) = linked(&model, &mixed);
+        assert_eq!((links.len(), &links[0]["from"], &links[0]["path"]), (1, &json!(1), &json!("peer")));
+    }
+}
+
+/// The daemon tells in its answers how stages are linked and what does not work as well as it might.
+#[test]
+fn a_load_tells_how_stages_are_linked() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let mut daemon = Daemon::spawn(command(&["daemon"]));
+    let mut stages = |params: Value| daemon.main.load(&models.tiny(), params)["stages"].clone();
+    let peer = stages(json!({"devices": "emulated:devices=2"}));
+    assert_eq!((&peer[0]["link"], &peer[1]["link"]), (&json!("peer"), &Value::Null), "{peer}");
+    let staged = stages(json!({"devices": "emulated:devices=2,refuse-register=true", "peer_copies": "off"}));
+    assert_eq!(staged[0]["link"], "staged", "{staged}");
+    assert!(staged[0]["link_reason"].as_str().unwrap().contains("switched off"), "{staged}");
+    for (stage, ring) in [(0, "the outgoing ring"), (1, "the incoming ring")] {
+        let notes = staged[stage]["notes"].as_array().unwrap();
+        assert!(notes.len() == 1 && notes[0].as_str().unwrap().contains(ring), "{staged}");
+    }
+    let error = daemon
+        .main
+        .ask(json!({"type": "load", "model": models.tiny(), "params": {"peer_copies": "maybe"}}), "error");
+    assert_eq!(error["code"], "peer_copies_unknown");
+    daemon.finish();
+}
+
+/// The environment decides where a request does not.
+#[test]
+fn the_environment_switches_peer_copies_off() {
+    let models = Models::new();
+    let model = models.tiny();
+    let plan = |more: &[&str]| {
+        let args = ["plan", "--json", "-m", model.to_str().unwrap(), "--devices", "emulated:devices=2"];
+        let output = command(&[&args[..], more].concat()).env("SPILLWAY_PEER", "off").output().unwrap();
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["peer_copies"].clone()
+    };
+    assert_eq!((plan(&[]), plan(&["--peer-copies", "auto"])), (json!(false), json!(true)));
 }
 
 /// What a device cannot do is told by whoever notices: the planner, or the worker.

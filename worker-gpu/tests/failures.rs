@@ -70,7 +70,7 @@ impl Fixture {
             start += tokens;
             let failed = |error: BandError| error.code().to_owned();
             band.embed(ids).map_err(failed)?;
-            band.run(&frame).map_err(failed)?;
+            band.run(&frame, None).map_err(failed)?;
             let logits = band.logits(&frame, &mut |_, logits| {
                 last = logits[0];
                 Ok(())

@@ -2,7 +2,7 @@
 
 use super::board::Board;
 use super::request::RequestError;
-use crate::workers::WorkerView;
+use crate::workers::{Link, WorkerView};
 use serde::Serialize;
 use spillway_protocol::control::LoadStats;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -27,6 +27,8 @@ pub struct EngineStatus {
     pub tokens_done: u64,
     /// Per stage.
     pub stages: Vec<StageStatus>,
+    /// Between neighbouring stages on GPUs.
+    pub links: Vec<Link>,
 }
 
 /// One worker.
@@ -50,6 +52,7 @@ pub struct StageStatus {
 #[derive(Debug)]
 pub(super) struct Shared {
     workers: Vec<WorkerView>,
+    links: Vec<Link>,
     kv_blocks: usize,
     live: AtomicUsize,
     queued: AtomicUsize,
@@ -59,9 +62,10 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(workers: Vec<WorkerView>, kv_blocks: usize) -> Shared {
+    pub(super) fn new(workers: Vec<WorkerView>, links: Vec<Link>, kv_blocks: usize) -> Shared {
         Shared {
             workers,
+            links,
             kv_blocks,
             live: AtomicUsize::new(0),
             queued: AtomicUsize::new(0),
@@ -98,6 +102,7 @@ impl Shared {
             kv_blocks_total: self.kv_blocks,
             tokens_done: self.tokens_done.load(Relaxed),
             stages: self.workers.iter().map(stage_status).collect(),
+            links: self.links.clone(),
         }
     }
 }

@@ -85,10 +85,18 @@ fn take_news(
                 state.phase = Phase::Loading;
             }
             (Phase::Loading, FromWorker::Progress { done, total }) => {
-                progress(LoadProgress { stage: worker.stage, stages: plan.stages.len(), done, total });
+                progress(LoadProgress::Weights {
+                    stage: worker.stage,
+                    stages: plan.stages.len(),
+                    done,
+                    total,
+                });
             }
             (Phase::Loading, FromWorker::Loaded(stats)) => {
                 worker.check_stats(&stats, plan);
+                for note in &stats.notes {
+                    tracing::warn!(stage = worker.stage, "{note}");
+                }
                 worker.stats = stats;
                 state.phase = Phase::Loaded;
             }

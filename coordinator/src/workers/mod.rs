@@ -6,10 +6,12 @@
 //! segments go with their last holder.
 
 mod error;
+mod links;
 mod load;
 mod process;
 
 pub use error::{Ending, SetupError, WorkerError, WorkerName};
+pub use links::{Link, LinkPath};
 use process::{Inherited, WorkerProcess};
 use spillway_protocol::channel::{self, CoordinatorEnd};
 use spillway_protocol::control::{FromWorker, LoadStats, ToWorker};
@@ -29,17 +31,22 @@ use std::time::{Duration, Instant};
 /// How long workers may take to end after they were asked to.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
-/// Load progress of one stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LoadProgress {
-    /// Place in the pipeline, 0-based.
-    pub stage: usize,
-    /// Stages of the pipeline.
-    pub stages: usize,
-    /// Weight bytes the stage has stored so far.
-    pub done: u64,
-    /// Weight bytes of the stage.
-    pub total: u64,
+/// What there is to tell while a pipeline is loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LoadProgress {
+    /// A stage has stored more of its weights.
+    Weights {
+        /// Place in the pipeline, 0-based.
+        stage: usize,
+        /// Stages of the pipeline.
+        stages: usize,
+        /// Weight bytes the stage has stored so far.
+        done: u64,
+        /// Weight bytes of the stage.
+        total: u64,
+    },
+    /// It is known how rows get from a stage on a GPU to the next one.
+    Link(Link),
 }
 
 /// One worker as the coordinator sees it.
@@ -95,6 +102,7 @@ pub struct WorkerView {
 #[derive(Debug)]
 pub struct Workers {
     workers: Vec<Worker>,
+    links: Vec<Link>,
     /// Into stage 0.
     pub(crate) tokens: RingProducer,
     /// Out of the last stage.
@@ -110,6 +118,8 @@ impl Workers {
         epoch: u64,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Workers, WorkerError> {
+        // Tests need memory of the devices, which the workers are about to take.
+        let decided = links::decide(plan, exe);
         let rings = make_rings(plan)?;
         let workers: Result<Vec<Worker>, WorkerError> =
             (0..plan.stages.len()).map(|stage| spawn(plan, exe, stage, &rings)).collect();
@@ -118,8 +128,9 @@ impl Workers {
             Ok((RingProducer::attach(first.dup()?)?, RingConsumer::attach(last.dup()?)?))
         };
         let (tokens, logits) = attach()?;
-        let mut workers = Workers { workers: workers?, tokens, logits };
+        let mut workers = Workers { workers: workers?, links: Vec::new(), tokens, logits };
         load::load_all(&mut workers.workers, plan, epoch, progress)?;
+        workers.links = links::arrange(&mut workers.workers, decided, progress)?;
         Ok(workers)
     }
 
@@ -136,6 +147,11 @@ impl Workers {
             stats: worker.stats.clone(),
         };
         self.workers.iter().map(view).collect()
+    }
+
+    /// How rows get from one GPU to the next.
+    pub(crate) fn links(&self) -> &[Link] {
+        &self.links
     }
 
     /// Why the pipeline does not serve any more, if so: of several failures the one closest to the cause.

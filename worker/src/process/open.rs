@@ -2,14 +2,15 @@
 
 use super::ProcessError;
 use super::stop::Stop;
-use crate::band::{Loaded, Worker};
+use crate::band::{Band, Loaded, Rings, Worker};
 use spillway_model::file::ModelFile;
 use spillway_protocol::channel::Sender;
-use spillway_protocol::control::{FromWorker, LoadBand, LoadStats};
+use spillway_protocol::control::{FromWorker, LoadBand, LoadStats, ToWorker};
 use spillway_protocol::frame::FrameLimits;
 use spillway_protocol::status::StatusWriter;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 /// Shortest time between two progress messages.
@@ -33,6 +34,7 @@ pub(super) struct Ends {
 /// Opens the file, loads the band, reports `Loaded`.
 pub(super) fn open<W: Worker>(
     load: &LoadBand,
+    rings: &Rings,
     sender: &mut Sender<FromWorker>,
     status: &StatusWriter,
     stop: &Stop,
@@ -45,7 +47,7 @@ pub(super) fn open<W: Worker>(
     }
     let limits = FrameLimits::new(&load.limits, model.program().d_model, model.program().vocab);
     let mut progress = Progress { sender, stop, last: None, given_up: None };
-    let loaded = W::load(&Arc::new(model), load, &mut |done, total| progress.tell(done, total));
+    let loaded = W::load(&Arc::new(model), load, rings, &mut |done, total| progress.tell(done, total));
     let Loaded { band, stats } = match (loaded, progress.given_up) {
         (Ok(loaded), None) => loaded,
         // Whatever the load ended with follows from giving it up.
@@ -57,6 +59,23 @@ pub(super) fn open<W: Worker>(
     sender.send(&FromWorker::Loaded(LoadStats { load_ms, ..stats }))?;
     let ends = Ends { embed: load.stage.embed, head: load.stage.head };
     Ok(Served { band, ends, limits })
+}
+
+/// Arranges the links to the neighbours as the coordinator asks, until it says that steps may come.
+pub(super) fn link(
+    band: &mut impl Band,
+    requests: &Receiver<ToWorker>,
+    sender: &mut Sender<FromWorker>,
+) -> Result<(), ProcessError> {
+    loop {
+        match requests.recv() {
+            Ok(ToWorker::Offer) => sender.send(&FromWorker::Offered(band.offer()))?,
+            Ok(ToWorker::Connect(share)) => sender.send(&FromWorker::Connected(band.connect(&share)))?,
+            Ok(ToWorker::Serve) => return Ok(()),
+            // The control thread passes on nothing else, and ends when the process should.
+            Ok(ToWorker::Load(_) | ToWorker::Shutdown) | Err(_) => return Err(ProcessError::Stopped),
+        }
+    }
 }
 
 /// Tells the coordinator how far the load is, not too often, and gives up when asked to stop.

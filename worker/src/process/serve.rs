@@ -4,10 +4,8 @@ use super::ProcessError;
 use super::open::{Ends, Served};
 use super::stop::Stop;
 use crate::band::Band;
-use spillway_protocol::frame::{
-    FrameError, FrameKind, FrameLimits, StepFrame, read_residual, read_step, read_tokens, write_logits,
-    write_residual,
-};
+use crate::residual::{Incoming, Outgoing};
+use spillway_protocol::frame::{FrameKind, FrameLimits, StepFrame, read_step, read_tokens, write_logits};
 use spillway_protocol::ring::{RingConsumer, RingProducer, SlotReader, SlotWriter, Wait};
 use spillway_protocol::status::{Counters, StatusWriter, WorkerState};
 use std::time::{Duration, Instant};
@@ -18,11 +16,17 @@ const TICK: Duration = Duration::from_millis(100);
 /// Serves one band.
 #[derive(Debug)]
 pub(super) struct Server<'a, B> {
+    ring_in: RingConsumer,
+    stage: Stage<'a, B>,
+}
+
+/// The band and what its steps need.
+#[derive(Debug)]
+struct Stage<'a, B> {
     band: B,
     ends: Ends,
     limits: FrameLimits,
     epoch: u64,
-    ring_in: RingConsumer,
     out: Out<'a>,
     /// The step in hand and its token ids, reused.
     frame: StepFrame,
@@ -47,108 +51,94 @@ impl<'a, B: Band> Server<'a, B> {
         stop: &'a Stop,
     ) -> Self {
         let Served { band, ends, limits } = served;
+        let out = Out { ring: ring_out, status, stop };
         let frame = StepFrame::with_limits(&limits);
         let ids = Vec::with_capacity(limits.max_tokens);
-        Self { band, ends, limits, epoch, ring_in, out: Out { ring: ring_out, status, stop }, frame, ids }
+        Self { ring_in, stage: Stage { band, ends, limits, epoch, out, frame, ids } }
     }
 
     /// Until asked to stop, or an error.
     pub(super) fn serve(mut self) -> Result<(), ProcessError> {
-        while self.receive()? {
-            let tokens = self.frame.tokens() as u64;
-            self.out.status.set_step(self.frame.step());
-            self.out.status.set_state(WorkerState::Stepping);
-            let start = Instant::now();
-            self.band.run(&self.frame, &mut || self.out.status.layer_done())?;
-            self.out.status.add(&Counters { busy_ns: nanoseconds(start), ..Counters::default() });
-            self.answer()?;
-            self.band.rest();
-            self.out.status.add(&Counters { steps: 1, tokens, ..Counters::default() });
-        }
-        Ok(())
-    }
-
-    /// Waits for a frame of this epoch and takes it in. False when asked to stop.
-    fn receive(&mut self) -> Result<bool, ProcessError> {
-        let Self { band, ends, limits, epoch, ring_in, out, frame, ids } = self;
-        let kind = if ends.embed { FrameKind::Tokens } else { FrameKind::Residual };
-        out.status.set_state(WorkerState::Idle);
+        let Out { status, stop, .. } = self.stage.out;
         loop {
+            status.set_state(WorkerState::Idle);
             let start = Instant::now();
-            let found = ring_in.wait(TICK)?;
-            out.status.add(&Counters { wait_ns: nanoseconds(start), ..Counters::default() });
-            if out.stop.requested() {
-                return Ok(false);
+            let found = self.ring_in.wait(TICK)?;
+            status.add(&Counters { wait_ns: nanoseconds(start), ..Counters::default() });
+            if stop.requested() {
+                return Ok(());
             }
             match found {
                 Wait::TimedOut => {}
                 Wait::Closed => {
                     // The stage before this one has left. Why, the coordinator knows, and it will say what to do.
-                    out.stop.wait();
-                    return Ok(false);
+                    stop.wait();
+                    return Ok(());
                 }
-                Wait::Ready(slot) => {
-                    let start = Instant::now();
-                    let taken = take_in(&slot, kind, band, limits, *epoch, frame, ids)?;
-                    drop(slot);
-                    out.status.add(&Counters { copy_ns: nanoseconds(start), ..Counters::default() });
-                    if taken {
-                        return Ok(true);
-                    }
-                }
+                Wait::Ready(slot) => self.stage.step(slot)?,
             }
         }
     }
+}
 
-    /// Sends the step's result on.
-    fn answer(&mut self) -> Result<(), ProcessError> {
-        let Self { band, ends, limits, out, frame, .. } = self;
-        let frame = &*frame;
-        let mut start = Instant::now();
-        if !ends.head {
-            let residual = band.residual(frame.tokens())?;
-            out.status.add(&Counters { busy_ns: nanoseconds(start), ..Counters::default() });
-            return out.send(|slot| write_residual(slot, frame, limits.d_model, residual));
+impl<B: Band> Stage<'_, B> {
+    /// Runs the step in `slot` and sends its result on. A frame of another epoch is dropped.
+    fn step(&mut self, slot: SlotReader<'_>) -> Result<(), ProcessError> {
+        let Self { band, ends, limits, epoch, out, frame, ids } = self;
+        let start = Instant::now();
+        let kind = if ends.embed { FrameKind::Tokens } else { FrameKind::Residual };
+        read_step(&slot, kind, limits, frame)?;
+        if frame.epoch() != *epoch {
+            return Ok(());
         }
+        let frame = &*frame;
+        let pending = if ends.embed {
+            ids.resize(frame.tokens(), 0);
+            read_tokens(&slot, frame, limits, ids)?;
+            drop(slot);
+            band.embed(ids)?;
+            None
+        } else {
+            band.receive(Incoming::new(slot, frame, limits))?
+        };
+        out.status.add(&Counters { copy_ns: nanoseconds(start), ..Counters::default() });
+        out.status.set_step(frame.step());
+        out.status.set_state(WorkerState::Stepping);
+        let start = Instant::now();
+        band.run(frame, pending, &mut || out.status.layer_done())?;
+        out.status.add(&Counters { busy_ns: nanoseconds(start), ..Counters::default() });
+        if ends.head {
+            out.send_logits(band, frame, limits)?;
+        } else {
+            out.send(|slot| band.send(Outgoing::new(slot, frame, limits)))?;
+        }
+        band.rest();
+        out.status.add(&Counters { steps: 1, tokens: frame.tokens() as u64, ..Counters::default() });
+        Ok(())
+    }
+}
+
+impl Out<'_> {
+    /// Sends the logits of the step in hand, group by group.
+    fn send_logits(
+        &mut self,
+        band: &mut impl Band,
+        frame: &StepFrame,
+        limits: &FrameLimits,
+    ) -> Result<(), ProcessError> {
+        let mut start = Instant::now();
         band.logits(frame, &mut |about, logits| {
-            out.status.add(&Counters { busy_ns: nanoseconds(start), ..Counters::default() });
-            out.send(|slot| write_logits(slot, about, limits.vocab, logits))?;
+            self.status.add(&Counters { busy_ns: nanoseconds(start), ..Counters::default() });
+            self.send(|slot| Ok(write_logits(slot, about, limits.vocab, logits)?))?;
             start = Instant::now();
             Ok(())
         })
     }
-}
 
-/// Reads the frame in `slot` into the band. False when it belongs to another epoch: then it is dropped.
-fn take_in(
-    slot: &SlotReader<'_>,
-    kind: FrameKind,
-    band: &mut impl Band,
-    limits: &FrameLimits,
-    epoch: u64,
-    frame: &mut StepFrame,
-    ids: &mut Vec<u32>,
-) -> Result<bool, ProcessError> {
-    read_step(slot, kind, limits, frame)?;
-    if frame.epoch() != epoch {
-        return Ok(false);
-    }
-    match kind {
-        FrameKind::Tokens => {
-            ids.resize(frame.tokens(), 0);
-            read_tokens(slot, frame, limits, ids)?;
-            band.embed(ids)?;
-        }
-        _ => read_residual(slot, frame, limits, band.input(frame.tokens())?)?,
-    }
-    Ok(true)
-}
-
-impl Out<'_> {
     /// Waits for room and sends what `write` puts into the slot.
     fn send(
         &mut self,
-        write: impl FnOnce(&mut SlotWriter<'_>) -> Result<(), FrameError>,
+        write: impl FnOnce(&mut SlotWriter<'_>) -> Result<(), ProcessError>,
     ) -> Result<(), ProcessError> {
         self.status.set_state(WorkerState::Sending);
         loop {
