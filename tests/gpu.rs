@@ -117,6 +117,54 @@ fn unquantised_files_agree_with_transformers() {
     }
 }
 
+/// File and llama.cpp's noise on files of its kind (README of the oracles).
+const QUANTISED: [(&str, &str, f64); 4] = [
+    ("llama", "llama-Q4_K_M", 0.12),
+    ("qwen3", "qwen3-Q8_0", 0.13),
+    ("qwen35", "qwen35-Q4_K_M", 0.37),
+    ("qwen35", "qwen35-IQ4_NL", 0.24),
+];
+
+/// Quantised files: what exact arithmetic on their weights gives, but for the noise that 8-bit inputs make anywhere.
+#[test]
+fn quantised_files_stay_within_the_noise_floor() {
+    let Some(folder) = oracles() else { return };
+    if !can_compile() {
+        return;
+    }
+    for (family, name, floor) in QUANTISED {
+        let path = folder.join(family).join(format!("{name}.gguf"));
+        if !path.exists() {
+            continue;
+        }
+        let read = |file: &str| -> Value {
+            serde_json::from_slice(&std::fs::read(folder.join(family).join(file)).unwrap()).unwrap()
+        };
+        let ids = read("compact.json")["seqs"]["37"]["ids"].clone();
+        let ids: Vec<String> = ids.as_array().unwrap().iter().map(Value::to_string).collect();
+        let exact = read("quant.json")[name]["37"].clone();
+        let rows = tops(&logits(&path, &ids.join(","), &["--top", "1152", "--devices", "emulated"]));
+        let numbers = |field: &str| exact[field].as_array().unwrap().iter().map(|n| n.as_f64().unwrap());
+        for (position, (best, margin)) in
+            numbers("exact_argmax_all").zip(numbers("exact_margin_all")).enumerate()
+        {
+            let found = rows[position][0].0 as f64;
+            assert!(
+                margin < 5.0 * floor || found == best,
+                "{name} at {position}: {found} for {best}, by {margin}"
+            );
+        }
+        let pairs = exact["exact_last_top20"].as_array().unwrap();
+        let square = |pair: &Value| {
+            let found = rows[rows.len() - 1].iter().find(|(id, _)| Some(*id) == pair[0].as_u64()).unwrap().1;
+            (found - pair[1].as_f64().unwrap()).powi(2)
+        };
+        let rms = (pairs.iter().map(square).sum::<f64>() / pairs.len() as f64).sqrt();
+        println!("{name}: rms {rms:.3} of the last position's largest logits, llama.cpp's noise {floor}");
+        assert!(rms < 2.0 * floor, "{name}: {rms}");
+    }
+}
+
 /// The devices' report after a test of links.
 fn tested(devices: &str, cache: &Path) -> Value {
     let args = ["devices", "--json", "--test-links", "--provider", devices];

@@ -177,12 +177,14 @@ impl Probe {
             }
             Order::Check { bytes, seed } => {
                 let mut found = vec![0; bytes];
-                self.stream.download(&self.host, 0, self.shared.slice().part(0, bytes)?)?;
+                // As a stage takes rows over: by a copy inside the device, which may see other caches than one to the host.
+                let taken = self.source.slice().part(0, bytes)?;
+                self.stream.copy_within(taken, self.shared.slice().part(0, bytes)?)?;
+                self.stream.download(&self.host, 0, taken)?;
                 self.stream.synchronize()?;
                 self.host.read(0, &mut found)?;
-                if let Some(at) = first_difference(&found, seed) {
-                    return Ok(Answer::Differs { at });
-                }
+                let differs = |at| Answer::Differs { at };
+                return Ok(first_difference(&found, seed).map_or(Answer::Done, differs));
             }
             Order::Time { bytes, count, each } => return self.time(bytes, count, each),
         }
