@@ -5,36 +5,17 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
+#[path = "support/gpu.rs"]
+mod gpu;
 mod support;
 
-use serde_json::Value;
+use gpu::{can_compile, command, run};
+use serde_json::{Value, json};
 use spillway_model::testing::{TinyModel, oracles};
 use std::path::Path;
-use std::process::Stdio;
-use support::{Models, Ran, spillway};
+use support::{Daemon, Models};
 
 const ARCHITECTURES: [&str; 4] = ["llama", "qwen2", "qwen3", "qwen35"];
-
-/// Runs the program with kernels from a cache that tests share.
-fn run(args: &[&str]) -> Ran {
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    // No limit on the time: the first test compiles every kernel, on a machine that may be busy.
-    let output = spillway(args).env("SPILLWAY_KERNEL_CACHE", cache).stdin(Stdio::null()).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
-}
-
-/// Whether kernels for the emulated device can be had.
-fn can_compile() -> bool {
-    let ran = run(&["kernels", "build", "--arch", "emulated_wave32", "--json"]);
-    if ran.code == Some(0) {
-        return true;
-    }
-    let missing = ran.stdout.contains("kernel_no_compiler");
-    assert!(missing && std::env::var_os("SPILLWAY_REQUIRE_COMPILERS").is_none(), "{ran:?}");
-    eprintln!("skipped: {}", ran.stderr);
-    false
-}
 
 /// Lines of `logits`, with further arguments.
 fn logits(model: &Path, ids: &str, more: &[&str]) -> String {
@@ -136,6 +117,187 @@ fn unquantised_files_agree_with_transformers() {
     }
 }
 
+/// File and llama.cpp's noise on files of its kind (README of the oracles).
+const QUANTISED: [(&str, &str, f64); 4] = [
+    ("llama", "llama-Q4_K_M", 0.12),
+    ("qwen3", "qwen3-Q8_0", 0.13),
+    ("qwen35", "qwen35-Q4_K_M", 0.37),
+    ("qwen35", "qwen35-IQ4_NL", 0.24),
+];
+
+/// Quantised files: what exact arithmetic on their weights gives, but for the noise that 8-bit inputs make anywhere.
+#[test]
+fn quantised_files_stay_within_the_noise_floor() {
+    let Some(folder) = oracles() else { return };
+    if !can_compile() {
+        return;
+    }
+    for (family, name, floor) in QUANTISED {
+        let path = folder.join(family).join(format!("{name}.gguf"));
+        if !path.exists() {
+            continue;
+        }
+        let read = |file: &str| -> Value {
+            serde_json::from_slice(&std::fs::read(folder.join(family).join(file)).unwrap()).unwrap()
+        };
+        let ids = read("compact.json")["seqs"]["37"]["ids"].clone();
+        let ids: Vec<String> = ids.as_array().unwrap().iter().map(Value::to_string).collect();
+        let exact = read("quant.json")[name]["37"].clone();
+        let rows = tops(&logits(&path, &ids.join(","), &["--top", "1152", "--devices", "emulated"]));
+        let numbers = |field: &str| exact[field].as_array().unwrap().iter().map(|n| n.as_f64().unwrap());
+        for (position, (best, margin)) in
+            numbers("exact_argmax_all").zip(numbers("exact_margin_all")).enumerate()
+        {
+            let found = rows[position][0].0 as f64;
+            assert!(
+                margin < 5.0 * floor || found == best,
+                "{name} at {position}: {found} for {best}, by {margin}"
+            );
+        }
+        let pairs = exact["exact_last_top20"].as_array().unwrap();
+        let square = |pair: &Value| {
+            let found = rows[rows.len() - 1].iter().find(|(id, _)| Some(*id) == pair[0].as_u64()).unwrap().1;
+            (found - pair[1].as_f64().unwrap()).powi(2)
+        };
+        let rms = (pairs.iter().map(square).sum::<f64>() / pairs.len() as f64).sqrt();
+        println!("{name}: rms {rms:.3} of the last position's largest logits, llama.cpp's noise {floor}");
+        assert!(rms < 2.0 * floor, "{name}: {rms}");
+    }
+}
+
+/// The devices' report after a test of links.
+fn tested(devices: &str, cache: &Path) -> Value {
+    let args = ["devices", "--json", "--test-links", "--provider", devices];
+    let output = command(&args).env("SPILLWAY_KERNEL_CACHE", cache).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Links are tested between two processes, every byte compared; what came out is kept for plain `devices` and for loads.
+#[test]
+fn links_are_tested_and_the_results_kept() {
+    let cache = tempfile::tempdir().unwrap();
+    let listed = |devices: &str| {
+        let args = ["devices", "--provider", devices];
+        let output = command(&args).env("SPILLWAY_KERNEL_CACHE", cache.path()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let good = "emulated:devices=2";
+    assert!(listed(good).contains("link 0 - 1: staged, not tested yet"), "{}", listed(good));
+    let report = tested(good, cache.path());
+    let links = report["links"].as_array().unwrap();
+    assert_eq!(links.len(), 3, "each with itself, and the two: {report}");
+    for link in links {
+        assert_eq!(link["found"]["verdict"], "works", "{report}");
+        for direction in ["there", "back"] {
+            let speed = &link["found"][direction];
+            assert!(speed["gb_per_s"].as_f64().unwrap() > 0.0 && speed["small_us"].as_f64().unwrap() > 0.0);
+        }
+    }
+    assert!(listed(good).contains("link 0 - 1: peer ok, there "), "{}", listed(good));
+    for (devices, reason) in [
+        ("emulated:devices=2,garble-peer=true", "byte 2048 arrived wrong"),
+        ("emulated:devices=2,refuse-peer=true", "hipIpcOpenMemHandle"),
+        ("emulated:devices=2,hang-launch=1", ""),
+    ] {
+        let found = &tested(devices, cache.path())["links"][1]["found"];
+        let told = found["reason"].as_str().unwrap_or_default();
+        assert!(told.contains(reason), "{devices}: {found}");
+        assert_eq!(found["verdict"] == "refused", !reason.is_empty(), "{devices}: {found}");
+        assert_eq!(listed(devices).contains("link 0 - 1: staged, refused"), !reason.is_empty(), "{devices}");
+    }
+    // A device that cannot hold the test says nothing about its links: nothing is kept.
+    let small = "emulated:devices=2,memory=8MiB";
+    let report = tested(small, cache.path());
+    assert_eq!(report["links"][0]["found"], Value::Null, "{report}");
+    assert!(report["looked_for"][0].as_str().unwrap().contains("could not be allocated"), "{report}");
+}
+
+/// How stages of a load are linked, as told during the load, and the logits.
+fn linked(model: &Path, more: &[&str]) -> (Vec<Value>, String) {
+    let args = ["logits", "--json", "--progress", "json", "--ids", "5,9,2,2,7,1,3", "--top", "1000000", "-m"];
+    let ran = run(&[&args[..], &[model.to_str().unwrap()], more].concat());
+    assert_eq!(ran.code, Some(0), "{more:?}: {ran:?}");
+    let events = ran.stderr.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    (events.filter(|event| event["type"] == "link").collect(), ran.stdout)
+}
+
+/// Whichever way rows take between stages, they are the same to the bit: written into the next stage's memory, through a ring
+/// that the driver copies from and to, or copied once more where it refuses.
+#[test]
+fn rows_arrive_whole_on_every_way() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    for architecture in ["qwen3", "qwen35"] {
+        let model = models.write(architecture, &TinyModel::new(architecture));
+        let (links, one) = linked(&model, &["--devices", "emulated"]);
+        assert_eq!(links, [0; 0]);
+        for (ways, path, reason) in [
+            (&["emulated:devices=3"][..], "peer", None),
+            (&["emulated:devices=3", "--chunk", "2"], "peer", None),
+            (&["emulated:devices=3", "--peer-copies", "off"], "staged", Some("switched off")),
+            (&["emulated:devices=3,garble-peer=true"], "staged", Some("arrived wrong")),
+            (
+                &["emulated:devices=3,refuse-peer=true,refuse-register=true"],
+                "staged",
+                Some("hipIpcOpenMemHandle"),
+            ),
+        ] {
+            let (links, rows) = linked(&model, &[&["--devices"], ways].concat());
+            assert_eq!(rows, one, "{architecture} {ways:?}");
+            assert_eq!(links.len(), 2, "{links:?}");
+            for (from, link) in (0..).zip(&links) {
+                assert_eq!((&link["from"], &link["path"]), (&json!(from), &json!(path)), "{ways:?}: {link}");
+                let told = link["reason"].as_str();
+                assert!(reason.is_none_or(|reason| told.unwrap().contains(reason)), "{ways:?}: {link}");
+            }
+        }
+        let mixed = ["--devices", "emulated:devices=2", "--gpu-layer-budget", "2"];
+        let (links, _) = linked(&model, &mixed);
+        assert_eq!((links.len(), &links[0]["from"], &links[0]["path"]), (1, &json!(1), &json!("peer")));
+    }
+}
+
+/// The daemon tells in its answers how stages are linked and what does not work as well as it might.
+#[test]
+fn a_load_tells_how_stages_are_linked() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let mut daemon = Daemon::spawn(command(&["daemon"]));
+    let mut stages = |params: Value| daemon.main.load(&models.tiny(), params)["stages"].clone();
+    let peer = stages(json!({"devices": "emulated:devices=2"}));
+    assert_eq!((&peer[0]["link"], &peer[1]["link"]), (&json!("peer"), &Value::Null), "{peer}");
+    let staged = stages(json!({"devices": "emulated:devices=2,refuse-register=true", "peer_copies": "off"}));
+    assert_eq!(staged[0]["link"], "staged", "{staged}");
+    assert!(staged[0]["link_reason"].as_str().unwrap().contains("switched off"), "{staged}");
+    for (stage, ring) in [(0, "the outgoing ring"), (1, "the incoming ring")] {
+        let notes = staged[stage]["notes"].as_array().unwrap();
+        assert!(notes.len() == 1 && notes[0].as_str().unwrap().contains(ring), "{staged}");
+    }
+    let error = daemon
+        .main
+        .ask(json!({"type": "load", "model": models.tiny(), "params": {"peer_copies": "maybe"}}), "error");
+    assert_eq!(error["code"], "peer_copies_unknown");
+    daemon.finish();
+}
+
+/// The environment decides where a request does not.
+#[test]
+fn the_environment_switches_peer_copies_off() {
+    let models = Models::new();
+    let model = models.tiny();
+    let plan = |more: &[&str]| {
+        let args = ["plan", "--json", "-m", model.to_str().unwrap(), "--devices", "emulated:devices=2"];
+        let output = command(&[&args[..], more].concat()).env("SPILLWAY_PEER", "off").output().unwrap();
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["peer_copies"].clone()
+    };
+    assert_eq!((plan(&[]), plan(&["--peer-copies", "auto"])), (json!(false), json!(true)));
+}
+
 /// What a device cannot do is told by whoever notices: the planner, or the worker.
 #[test]
 fn failures_of_a_device_are_told() {
@@ -147,8 +309,8 @@ fn failures_of_a_device_are_told() {
     let cases = [
         ("emulated:memory=64KiB", 3, "out_of_memory", "of device 0"),
         ("emulated:devices=0", 3, "no_gpu", "no device"),
-        ("emulated:fail-launch=3", 4, "worker_failed", "worker of stage 0"),
-        ("emulated:lose-at-call=60", 4, "worker_failed", "lost"),
+        ("emulated:fail-launch=3", 4, "gpu_lost", "worker of stage 0"),
+        ("emulated:lose-at-call=60", 4, "gpu_lost", "lost"),
     ];
     for (devices, exit, code, words) in cases {
         let args = ["logits", "--json", "--quiet", "--ids", "1,2", "--devices", devices, "-m"];

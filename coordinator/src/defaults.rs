@@ -10,3 +10,9 @@ pub const MAX_TOKENS: usize = 512;
 pub const REPEAT_WINDOW: usize = 128;
 /// Seed of a daemon request that brings none: equal requests get equal answers. The command line draws one instead.
 pub const SEED: u64 = 0x1357_9BDF;
+
+/// Peer copies for requests that do not say: what the environment's `SPILLWAY_PEER` says, if it does.
+pub fn peer_copies() -> Option<String> {
+    let said = std::env::var_os("SPILLWAY_PEER")?.to_string_lossy().into_owned();
+    (!said.is_empty()).then_some(said)
+}

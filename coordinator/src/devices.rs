@@ -36,7 +36,7 @@ fn survey(wish: &DeviceWish, exe: &Path) -> GpuSurvey {
         command.args(["--provider", provider]);
     }
     match search(command) {
-        Ok(Survey { devices, looked_for }) => {
+        Ok(Survey { devices, looked_for, .. }) => {
             GpuSurvey { gpus: devices.into_iter().map(gpu).collect(), looked_for }
         }
         Err(reason) => {
@@ -80,9 +80,9 @@ fn read(child: &mut Child) -> Result<Vec<u8>, String> {
 }
 
 fn gpu(report: DeviceReport) -> Gpu {
-    let DeviceReport { index, provider, ordinal, name, arch, uuid, .. } = report;
+    let DeviceReport { index, provider, ordinal, name, arch, uuid, driver, .. } = report;
     Gpu {
-        device: GpuDevice { index, provider, ordinal, name, arch, uuid },
+        device: GpuDevice { index, provider, ordinal, name, arch, uuid, driver },
         free_bytes: report.free_bytes,
         total_bytes: report.total_bytes,
         integrated: report.integrated,

@@ -2,8 +2,9 @@
 //! only the coordinator may. They travel as length-prefixed `postcard` frames over the worker's socketpair; end-of-file
 //! in either direction means the other side is gone.
 //!
-//! Conversation: worker `Hello` → coordinator `Load` → worker `Progress`* → `Loaded` or `Failed`. After `Loaded` the
-//! worker serves step frames from its incoming ring until `Shutdown` or end-of-file.
+//! Conversation: worker `Hello` → coordinator `Load` → worker `Progress`* → `Loaded` or `Failed`. Then links are arranged, where
+//! two stages may reach each other's memory: `Offer` → `Offered` with the later one, `Connect` → `Connected` with the earlier
+//! one. After `Serve` the worker serves step frames from its incoming ring until `Shutdown` or end-of-file.
 
 use crate::plan::{Limits, Stage};
 use serde::{Deserialize, Serialize};
@@ -31,8 +32,34 @@ pub struct LoadBand {
 pub enum ToWorker {
     /// Load a band. Sent once.
     Load(Box<LoadBand>),
+    /// Let the stage before write residual rows into this one's device.
+    Offer,
+    /// Write residual rows into the next stage's device from now on.
+    Connect(DeviceShare),
+    /// All links are arranged: serve steps.
+    Serve,
     /// Finish the step in hand, free everything, exit 0.
     Shutdown,
+}
+
+impl ToWorker {
+    /// Whether this is a request of the time between `Loaded` and the first step.
+    pub fn arranges(&self) -> bool {
+        matches!(self, ToWorker::Offer | ToWorker::Connect(_) | ToWorker::Serve)
+    }
+}
+
+/// Memory of a stage's device that the stage before writes residual rows into: for every slot of the ring between them an area
+/// of `area_bytes`, in the order of the slots. A frame whose rows lie there says so ([`crate::frame::Place`]), and the area is the
+/// sender's while the slot is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceShare {
+    /// The driver's handle of the memory, which another process can open.
+    pub handle: Vec<u8>,
+    /// Bytes of the memory.
+    pub bytes: u64,
+    /// Bytes from one slot's area to the next.
+    pub area_bytes: u64,
 }
 
 /// What a worker really allocated.
@@ -50,6 +77,8 @@ pub struct LoadStats {
     pub kernels: String,
     /// Load time in milliseconds.
     pub load_ms: u64,
+    /// What does not work as well as it might, one sentence each.
+    pub notes: Vec<String>,
 }
 
 /// From a worker to the coordinator.
@@ -71,6 +100,10 @@ pub enum FromWorker {
     },
     /// The band is ready to serve.
     Loaded(LoadStats),
+    /// Answer to `Offer`: the memory, or why there is none.
+    Offered(Result<DeviceShare, String>),
+    /// Answer to `Connect`: whether the memory can be written, or why not.
+    Connected(Result<(), String>),
     /// Loading or serving ended with an error; the worker exits after this.
     Failed {
         /// Stable code, for example `file_changed`, `out_of_memory`.
@@ -81,4 +114,4 @@ pub enum FromWorker {
 }
 
 /// Version of control messages, step frames, rings and status pages together.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;

@@ -83,6 +83,8 @@ pub struct GpuDevice {
     pub arch: String,
     /// Unique id, where the driver has one: a worker refuses a device with another.
     pub uuid: Option<String>,
+    /// Version of the driver, as it counts: what was learnt about a device holds for one.
+    pub driver: i32,
 }
 
 /// Bytes a stage is charged for, by purpose.
@@ -190,6 +192,8 @@ pub struct Plan {
     pub model: PlannedModel,
     /// Sizes that hold for every stage.
     pub limits: Limits,
+    /// Whether a stage on a GPU may write its result into the next one's memory, where a test says that this works.
+    pub peer_copies: bool,
     /// Stages in pipeline order; the first embeds, the last has the head.
     pub stages: Vec<Stage>,
 }

@@ -256,6 +256,17 @@ impl Conversation {
         }
     }
 
+    /// Takes in what comes until nothing has come for a time; false when that is not before long.
+    pub fn is_quiet_for(&mut self, time: Duration) -> bool {
+        let started = Instant::now();
+        while started.elapsed() < PATIENCE {
+            if self.events.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Whether the daemon closes the connection without another event.
     pub fn is_closed(&mut self) -> bool {
         self.events.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Disconnected)
@@ -330,13 +341,15 @@ impl Daemon {
 
     /// Starts a daemon with environment variables.
     pub fn start_with_env(args: &[&str], env: &[(&str, &str)]) -> Self {
-        let mut child = spillway(["daemon"].iter().chain(args))
-            .envs(env.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .unwrap();
+        let mut command = spillway(["daemon"].iter().chain(args));
+        command.envs(env.iter().copied());
+        Self::spawn(command)
+    }
+
+    /// Starts a daemon with a command made elsewhere.
+    pub fn spawn(mut command: Command) -> Self {
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
         let (stdin, stdout): (ChildStdin, _) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         Daemon { main: Conversation::new(stdin, stdout), child }
     }

@@ -4,12 +4,16 @@ use crate::band::{Band, BandError, BandLoadError, BandSpec, Observer};
 use spillway_kernels::pool::{PoolError, ThreadPool};
 use spillway_kernels::topology;
 use spillway_model::file::ModelFile;
-use spillway_protocol::control::{LoadBand, LoadStats};
+use spillway_protocol::control::{DeviceShare, LoadBand, LoadStats};
 use spillway_protocol::frame::StepFrame;
 use spillway_protocol::plan::Execution;
 use spillway_worker::band::LogitsSink;
-use spillway_worker::{LoadProgress, Loaded, ProcessError, Worker};
+use spillway_worker::residual::{Incoming, Outgoing};
+use spillway_worker::{LoadProgress, Loaded, ProcessError, Rings, Worker};
 use std::sync::Arc;
+
+/// Why a CPU worker has no links to devices.
+const NO_DEVICE: &str = "a CPU worker has no device";
 
 /// Runs bands on the CPU.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +26,7 @@ impl Worker for CpuWorker {
     fn load(
         model: &Arc<ModelFile>,
         load: &LoadBand,
+        _rings: &Rings,
         progress: &mut LoadProgress<'_>,
     ) -> Result<Loaded<Band>, ProcessError> {
         let Execution::Cpu { threads, node } = load.stage.execution else {
@@ -61,16 +66,23 @@ impl spillway_worker::Band for Band {
         Ok(Band::embed(self, ids)?)
     }
 
-    fn input(&mut self, tokens: usize) -> Result<&mut [f32], ProcessError> {
-        Ok(Band::input(self, tokens)?)
+    fn receive<'a>(&mut self, rows: Incoming<'a>) -> Result<Option<Incoming<'a>>, ProcessError> {
+        rows.copy_to(Band::input(self, rows.tokens())?)?;
+        Ok(None)
     }
 
-    fn run(&mut self, frame: &StepFrame, layer_done: &mut dyn FnMut()) -> Result<(), ProcessError> {
+    fn run(
+        &mut self,
+        frame: &StepFrame,
+        _pending: Option<Incoming<'_>>,
+        layer_done: &mut dyn FnMut(),
+    ) -> Result<(), ProcessError> {
         Ok(Band::run(self, frame, &mut Counter(layer_done))?)
     }
 
-    fn residual(&mut self, tokens: usize) -> Result<&[f32], ProcessError> {
-        Ok(Band::residual(self, tokens))
+    fn send(&mut self, rows: Outgoing<'_, '_>) -> Result<(), ProcessError> {
+        let tokens = rows.tokens();
+        Ok(rows.copy_from(Band::residual(self, tokens))?)
     }
 
     fn logits(&mut self, frame: &StepFrame, sink: &mut LogitsSink<'_>) -> Result<(), ProcessError> {
@@ -79,6 +91,14 @@ impl spillway_worker::Band for Band {
 
     fn rest(&mut self) {
         Band::rest(self);
+    }
+
+    fn offer(&mut self) -> Result<DeviceShare, String> {
+        Err(NO_DEVICE.into())
+    }
+
+    fn connect(&mut self, _share: &DeviceShare) -> Result<(), String> {
+        Err(NO_DEVICE.into())
     }
 }
 

@@ -101,7 +101,10 @@ impl Worker {
         loop {
             match self.hear() {
                 FromWorker::Progress { done, total } => assert!(done <= total),
-                FromWorker::Loaded(stats) => return Ok(stats),
+                FromWorker::Loaded(stats) => {
+                    self.control.send(&ToWorker::Serve).unwrap();
+                    return Ok(stats);
+                }
                 FromWorker::Failed { code, .. } => return Err(code),
                 other => panic!("{other:?} during a load"),
             }

@@ -3,8 +3,9 @@
 //! Asking a driver for a device's free memory takes some of that memory for as long as the process lives, so this runs in
 //! a process of its own (`spillway devices`).
 
-use crate::compile::Arch;
-use crate::hip::{Device, DeviceInfo, Driver, HipError, Provider, search};
+use crate::compile::{Arch, ChildCommand};
+use crate::hip::{BusFacts, Device, DeviceInfo, Driver, HipError, Provider, search};
+use crate::links::{self, End, LinkCache, Verdict};
 use serde::{Deserialize, Serialize};
 use std::rc::Rc;
 
@@ -23,8 +24,12 @@ pub struct DeviceReport {
     pub arch: String,
     /// Unique id, where the driver has one.
     pub uuid: Option<String>,
+    /// Version of the driver, as it counts.
+    pub driver: i32,
     /// Bus address.
     pub pci: String,
+    /// What the system knows about its place on the bus.
+    pub bus: BusFacts,
     /// All memory in bytes.
     pub total_bytes: u64,
     /// Free memory in bytes: the smaller of what the driver and the kernel say.
@@ -37,16 +42,35 @@ pub struct DeviceReport {
     pub integrated: bool,
     /// Why a plan refuses it, if so.
     pub refused: Option<String>,
+    /// Why it may not be used although nothing refuses it, one sentence each.
+    pub cautions: Vec<String>,
+}
+
+/// A pair of devices.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LinkReport {
+    /// Number of one device in the report.
+    pub from: usize,
+    /// Number of the other; the same for two processes on one device.
+    pub to: usize,
+    /// What the last test found; none without one: then rows go through the host's memory until a load has tested.
+    pub found: Option<Verdict>,
 }
 
 /// All devices.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Survey {
     /// Devices in the order of their numbers.
     pub devices: Vec<DeviceReport>,
     /// What was looked for without success, one sentence each.
     pub looked_for: Vec<String>,
+    /// Pairs of devices, as far as they were looked up.
+    #[serde(default)]
+    pub links: Vec<LinkReport>,
 }
+
+/// Free memory below which hardly a band of any model fits: its working memory alone may be more.
+const LITTLE_MEMORY: u64 = 512 << 20;
 
 /// Looks for real devices, or for those of one provider.
 pub fn survey(provider: Option<&str>) -> Survey {
@@ -60,8 +84,8 @@ pub fn survey(provider: Option<&str>) -> Survey {
             Err(reason) => (Vec::new(), vec![reason]),
         },
     };
-    let mut survey =
-        Survey { devices: Vec::new(), looked_for: absent.iter().map(HipError::to_string).collect() };
+    let looked_for = absent.iter().map(HipError::to_string).collect();
+    let mut survey = Survey { looked_for, ..Survey::default() };
     for driver in &drivers {
         for ordinal in 0..driver.device_count() {
             match report(driver, ordinal, survey.devices.len()) {
@@ -77,23 +101,98 @@ pub fn survey(provider: Option<&str>) -> Survey {
 fn report(driver: &Rc<Driver>, ordinal: u32, index: usize) -> Result<DeviceReport, HipError> {
     let info = driver.describe(ordinal)?;
     let memory = Device::open(driver, ordinal).and_then(|device| device.memory());
-    let unknown = info.arch.parse::<Arch>().err().map(|error| error.to_string());
-    let refused = memory.as_ref().err().map(HipError::to_string).or(unknown);
+    let free_bytes = memory.as_ref().map_or(0, |memory| memory.free as u64);
+    let refused = memory.err().map(|error| error.to_string()).or_else(|| without_kernels(&info.arch));
+    let mut cautions = Vec::new();
+    if info.integrated {
+        cautions.push("it shares the host's memory: used only when it is named".to_owned());
+    }
+    if refused.is_none() && free_bytes < LITTLE_MEMORY {
+        cautions.push(format!("{} MiB free are too little for most bands", free_bytes >> 20));
+    }
     Ok(DeviceReport {
         index,
         provider: driver.provider().to_string(),
         ordinal,
         uuid: uuid(&info),
+        driver: driver.version(),
+        bus: BusFacts::of(info.pci),
         name: info.name,
         arch: info.arch,
         pci: info.pci.to_string(),
         total_bytes: info.total_bytes,
-        free_bytes: memory.map_or(0, |memory| memory.free as u64),
+        free_bytes,
         compute_units: info.compute_units,
         wave: info.wave,
         integrated: info.integrated,
         refused,
+        cautions,
     })
+}
+
+/// Why there are no kernels for an architecture, if so.
+fn without_kernels(arch: &str) -> Option<String> {
+    match arch.parse::<Arch>() {
+        Ok(known) => known.without_kernels().map(str::to_owned),
+        Err(unknown) => Some(unknown.to_string()),
+    }
+}
+
+impl Survey {
+    /// Fills in what the last tests of links found.
+    pub fn look_up_links(&mut self, cache: &LinkCache) {
+        let pairs = self.pairs();
+        let report = |(from, to): (usize, usize)| {
+            let found = self.verdict(from, to, |from, to| cache.find(from, to));
+            (from != to || found.is_some()).then_some(LinkReport { from, to, found })
+        };
+        self.links = pairs.into_iter().filter_map(report).collect();
+    }
+
+    /// Tests every link between usable devices, and of every device with itself, and keeps what came out. A test that could
+    /// not be made leaves what was known, and says why among the things that were looked for.
+    pub fn test_links(&mut self, cache: &LinkCache, probe: &ChildCommand) {
+        let mut troubles = Vec::new();
+        for (from, to) in self.pairs() {
+            self.verdict(from, to, |first, second| {
+                let found = links::test(probe, first, second).and_then(|found| {
+                    let kept = cache.store(first, second, &found);
+                    kept.map_err(|error| format!("the result cannot be kept: {error}"))
+                });
+                troubles.extend(found.err().map(|reason| format!("link {from} to {to}: {reason}")));
+                None
+            });
+        }
+        self.looked_for.append(&mut troubles);
+        self.look_up_links(cache);
+    }
+
+    /// All pairs of devices that can be used.
+    fn pairs(&self) -> Vec<(usize, usize)> {
+        let usable =
+            || self.devices.iter().filter(|device| device.refused.is_none()).map(|device| device.index);
+        usable().flat_map(|from| usable().filter(move |to| from <= *to).map(move |to| (from, to))).collect()
+    }
+
+    fn verdict(
+        &self,
+        from: usize,
+        to: usize,
+        find: impl FnOnce(&End, &End) -> Option<Verdict>,
+    ) -> Option<Verdict> {
+        let (from, to) = (self.devices.get(from)?, self.devices.get(to)?);
+        if from.provider != to.provider {
+            return Some(Verdict::Refused { reason: "they belong to different drivers".into() });
+        }
+        find(&End::from(from), &End::from(to))
+    }
+}
+
+impl From<&DeviceReport> for End {
+    fn from(device: &DeviceReport) -> Self {
+        let DeviceReport { provider, ordinal, uuid, driver, .. } = device;
+        Self { provider: provider.clone(), ordinal: *ordinal, uuid: uuid.clone(), driver: *driver }
+    }
 }
 
 /// A device's unique id in the usual spelling.

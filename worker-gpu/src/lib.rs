@@ -6,6 +6,7 @@
 //! - [`launch`]: one typed function per operation of a model.
 //! - [`band`]: layers with their weights and state on a device; [`GpuWorker`] is the process that runs them.
 //! - [`devices`]: which GPUs there are.
+//! - [`links`]: which of them can write into each other's memory.
 //!
 //! Everything that touches a device happens on one thread; the types enforce it (none of them is `Send`).
 
@@ -14,6 +15,9 @@ pub mod compile;
 pub mod devices;
 pub mod hip;
 pub mod launch;
+pub mod links;
 mod worker;
 
-pub use worker::{GpuWorker, NVRTC_SUBCOMMAND, compiler_settings};
+pub use worker::{
+    GpuWorker, NVRTC_SUBCOMMAND, PROBE_SUBCOMMAND, compiler_settings, link_cache, probe_command,
+};

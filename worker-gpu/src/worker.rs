@@ -4,16 +4,32 @@ use crate::band::{Band, BandError, BandSpec};
 use crate::compile::{ChildCommand, KernelCompiler, Settings};
 use crate::devices;
 use crate::hip::{Device, Driver, Provider};
+use crate::links::LinkCache;
 use spillway_model::file::ModelFile;
-use spillway_protocol::control::{LoadBand, LoadStats};
+use spillway_protocol::control::{DeviceShare, LoadBand, LoadStats};
 use spillway_protocol::frame::StepFrame;
 use spillway_protocol::plan::{Execution, GpuDevice};
 use spillway_worker::band::LogitsSink;
-use spillway_worker::{LoadProgress, Loaded, ProcessError, Worker};
+use spillway_worker::residual::{Incoming, Outgoing};
+use spillway_worker::{LoadProgress, Loaded, ProcessError, Rings, Worker};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Name of the hidden subcommand that [`crate::compile::nvrtc::child`] is reached by.
 pub const NVRTC_SUBCOMMAND: &str = "nvrtc";
+
+/// Name of the hidden subcommand that runs [`crate::links::probe::serve`].
+pub const PROBE_SUBCOMMAND: &str = "link-probe";
+
+/// How `program`, which knows [`PROBE_SUBCOMMAND`], is started as one end of a link test.
+pub fn probe_command(program: &Path) -> ChildCommand {
+    ChildCommand { program: program.to_owned(), arguments: vec![PROBE_SUBCOMMAND.into()] }
+}
+
+/// Results of link tests, next to compiled kernels.
+pub fn link_cache() -> LinkCache {
+    LinkCache::new(Settings::from_env().cache.join("links"))
+}
 
 /// Where compilers and the cache are, for a program that knows [`NVRTC_SUBCOMMAND`].
 pub fn compiler_settings() -> Settings {
@@ -32,6 +48,7 @@ impl Worker for GpuWorker {
     fn load(
         model: &Arc<ModelFile>,
         load: &LoadBand,
+        rings: &Rings,
         progress: &mut LoadProgress<'_>,
     ) -> Result<Loaded<Band>, ProcessError> {
         let Execution::Gpu { device: planned } = &load.stage.execution else {
@@ -48,12 +65,14 @@ impl Worker for GpuWorker {
             limits: load.limits,
         };
         let compiler = KernelCompiler::new(compiler_settings());
-        let band = Band::load(model, spec, &device, &compiler, progress)?;
+        let mut band = Band::load(model, spec, &device, &compiler, progress)?;
+        band.use_rings(rings);
         let stats = LoadStats {
             device_bytes: device.ledger().device_bytes() as u64,
             pinned_bytes: device.ledger().pinned_bytes() as u64,
             layer_bytes: band.layer_bytes().to_vec(),
             kernels: device.info().arch.clone(),
+            notes: band.notes().to_vec(),
             ..LoadStats::default()
         };
         Ok(Loaded { band, stats })
@@ -81,19 +100,24 @@ impl spillway_worker::Band for Band {
         Ok(Band::embed(self, ids)?)
     }
 
-    fn input(&mut self, tokens: usize) -> Result<&mut [f32], ProcessError> {
-        Ok(Band::input(self, tokens)?)
+    fn receive<'a>(&mut self, rows: Incoming<'a>) -> Result<Option<Incoming<'a>>, ProcessError> {
+        Band::receive(self, rows)
     }
 
-    fn run(&mut self, frame: &StepFrame, layer_done: &mut dyn FnMut()) -> Result<(), ProcessError> {
-        Band::run(self, frame)?;
+    fn run(
+        &mut self,
+        frame: &StepFrame,
+        pending: Option<Incoming<'_>>,
+        layer_done: &mut dyn FnMut(),
+    ) -> Result<(), ProcessError> {
+        Band::run(self, frame, pending)?;
         // Kernels report nothing on their way: all layers are known to be done at once.
         self.layer_bytes().iter().for_each(|_| layer_done());
         Ok(())
     }
 
-    fn residual(&mut self, tokens: usize) -> Result<&[f32], ProcessError> {
-        Ok(Band::residual(self, tokens)?)
+    fn send(&mut self, rows: Outgoing<'_, '_>) -> Result<(), ProcessError> {
+        Band::send(self, rows)
     }
 
     fn logits(&mut self, frame: &StepFrame, sink: &mut LogitsSink<'_>) -> Result<(), ProcessError> {
@@ -102,4 +126,12 @@ impl spillway_worker::Band for Band {
 
     /// Nothing on a device spins between steps.
     fn rest(&mut self) {}
+
+    fn offer(&mut self) -> Result<DeviceShare, String> {
+        Band::offer(self).map_err(|error| error.to_string())
+    }
+
+    fn connect(&mut self, share: &DeviceShare) -> Result<(), String> {
+        Band::connect(self, share)
+    }
 }

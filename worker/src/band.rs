@@ -1,9 +1,11 @@
 //! What the process needs of a band and of the processor that runs it.
 
 use crate::process::ProcessError;
+use crate::residual::{Incoming, Outgoing};
 use spillway_model::file::ModelFile;
-use spillway_protocol::control::{LoadBand, LoadStats};
+use spillway_protocol::control::{DeviceShare, LoadBand, LoadStats};
 use spillway_protocol::frame::{LogitsFrame, StepFrame};
+use spillway_protocol::ring::RingMemory;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -12,6 +14,15 @@ pub type LoadProgress<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
 
 /// Takes the logits of a step group by group.
 pub type LogitsSink<'a> = dyn FnMut(&LogitsFrame, &[f32]) -> Result<(), ProcessError> + 'a;
+
+/// The memory of the rings next to a band.
+#[derive(Debug, Clone)]
+pub struct Rings {
+    /// Brings the input of steps.
+    pub incoming: RingMemory,
+    /// Takes their results.
+    pub outgoing: RingMemory,
+}
 
 /// A kind of worker.
 pub trait Worker {
@@ -27,6 +38,7 @@ pub trait Worker {
     fn load(
         model: &Arc<ModelFile>,
         load: &LoadBand,
+        rings: &Rings,
         progress: &mut LoadProgress<'_>,
     ) -> Result<Loaded<Self::Band>, ProcessError>;
 }
@@ -48,23 +60,30 @@ pub trait Band {
     /// The band does not embed, or an id is not in the vocabulary.
     fn embed(&mut self, ids: &[u32]) -> Result<(), ProcessError>;
 
-    /// The input of the next step, `[tokens, d_model]`, to be filled.
+    /// Takes the input of the next step. Rows that are still being copied when it returns are given back, for
+    /// [`Band::run`] to drop as soon as they are not needed any more.
     ///
     /// # Errors
-    /// There are more tokens than the band was made for.
-    fn input(&mut self, tokens: usize) -> Result<&mut [f32], ProcessError>;
+    /// There are more tokens than the band was made for, or they cannot be copied.
+    fn receive<'a>(&mut self, rows: Incoming<'a>) -> Result<Option<Incoming<'a>>, ProcessError>;
 
-    /// Runs the layers on the spans of `frame`. `layer_done` is called once for each layer as it is known to be done.
+    /// Runs the layers on the spans of `frame`. `pending` is what [`Band::receive`] gave back. `layer_done` is called once
+    /// for each layer as it is known to be done.
     ///
     /// # Errors
     /// An operation failed; the state of the step's sequences is undefined.
-    fn run(&mut self, frame: &StepFrame, layer_done: &mut dyn FnMut()) -> Result<(), ProcessError>;
+    fn run(
+        &mut self,
+        frame: &StepFrame,
+        pending: Option<Incoming<'_>>,
+        layer_done: &mut dyn FnMut(),
+    ) -> Result<(), ProcessError>;
 
-    /// The output of the last step, `[tokens, d_model]`.
+    /// Puts the output of the last step into `rows`, whole when it returns.
     ///
     /// # Errors
     /// The output cannot be had from the processor.
-    fn residual(&mut self, tokens: usize) -> Result<&[f32], ProcessError>;
+    fn send(&mut self, rows: Outgoing<'_, '_>) -> Result<(), ProcessError>;
 
     /// Computes the logit rows that the step's spans ask for and hands them to `sink` in groups, in row order, the last
     /// group marked. A step that asks for none gets one empty group.
@@ -75,6 +94,18 @@ pub trait Band {
 
     /// The step is over: threads that wait for the next one must let other processes have their processors.
     fn rest(&mut self);
+
+    /// Gives the stage before memory of this band's device to write residual rows into.
+    ///
+    /// # Errors
+    /// The reason why it cannot.
+    fn offer(&mut self) -> Result<DeviceShare, String>;
+
+    /// Writes residual rows into `share` of the next stage from now on.
+    ///
+    /// # Errors
+    /// The reason why it cannot; rows go through the ring as before.
+    fn connect(&mut self, share: &DeviceShare) -> Result<(), String>;
 }
 
 /// The groups in which `frame`'s logit rows are computed, at most `most` rows each, in order.

@@ -10,7 +10,8 @@ pub mod embedding;
 mod fault;
 pub mod fuse;
 pub mod process;
+pub mod residual;
 pub mod weights;
 
-pub use band::{Band, LoadProgress, Loaded, Worker};
+pub use band::{Band, LoadProgress, Loaded, Rings, Worker};
 pub use process::{ProcessError, run};

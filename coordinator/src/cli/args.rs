@@ -123,6 +123,9 @@ pub struct PlacementArgs {
     /// Tokens of the largest step; long prompts are computed in chunks of this size [default: 512]
     #[arg(long, value_name = "N")]
     pub chunk: Option<usize>,
+    /// Let GPUs write into each other's memory where a test says that it works [default: auto, or SPILLWAY_PEER]
+    #[arg(long, value_name = "auto|off")]
+    pub peer_copies: Option<String>,
 }
 
 impl PlacementArgs {
@@ -142,6 +145,7 @@ impl PlacementArgs {
             kv_type: self.kv_type.clone(),
             activations: self.activations.clone(),
             chunk: self.chunk,
+            peer_copies: self.peer_copies.clone().or_else(defaults::peer_copies),
         }
     }
 
@@ -445,6 +449,9 @@ pub struct DevicesArgs {
     /// Look only there: amd, cuda, or emulated with its options
     #[arg(long, value_name = "NAME")]
     pub provider: Option<String>,
+    /// Test anew which devices can write into each other's memory
+    #[arg(long)]
+    pub test_links: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -28,7 +28,8 @@ use spillway_protocol::shm;
 use spillway_worker::Worker;
 use spillway_worker_cpu::CpuWorker;
 use spillway_worker_gpu::compile::nvrtc;
-use spillway_worker_gpu::{GpuWorker, NVRTC_SUBCOMMAND};
+use spillway_worker_gpu::links::probe;
+use spillway_worker_gpu::{GpuWorker, NVRTC_SUBCOMMAND, PROBE_SUBCOMMAND};
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -69,6 +70,13 @@ fn run_hidden(argv: &[OsString]) -> Option<ExitCode> {
             }
             Err(message) => {
                 eprintln!("{message}");
+                ExitCode::FAILURE
+            }
+        }),
+        PROBE_SUBCOMMAND => Some(match probe::serve(std::io::stdin().lock(), std::io::stdout().lock()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("error: link-probe: {error}");
                 ExitCode::FAILURE
             }
         }),

@@ -1,7 +1,7 @@
 //! Loading, as a bar per stage on a terminal, as JSON lines, or silently.
 
 use super::args::Progress;
-use crate::workers::LoadProgress;
+use crate::workers::{Link, LoadProgress};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::io::{IsTerminal, stderr};
@@ -29,18 +29,29 @@ impl ProgressView {
         }
     }
 
-    /// Shows that a stage has come further.
-    pub fn show(&mut self, progress: LoadProgress) {
-        let LoadProgress { stage, stages, done, total } = progress;
-        match self {
-            ProgressView::Silent => {}
-            ProgressView::Json => {
+    /// Shows that a stage has come further, or how two of them are linked.
+    pub fn show(&mut self, progress: &LoadProgress) {
+        match (self, progress) {
+            (ProgressView::Silent, _) => {}
+            (ProgressView::Json, LoadProgress::Weights { stage, stages, done, total }) => {
                 eprintln!(
                     "{}",
                     json!({"type": "loading", "stage": stage, "stages": stages, "done": done, "total": total})
                 );
             }
-            ProgressView::Bars(all, bars) => {
+            (ProgressView::Json, LoadProgress::Link(Link { from, path, reason })) => {
+                eprintln!(
+                    "{}",
+                    json!({"type": "link", "from": from, "to": from + 1, "path": path, "reason": reason})
+                );
+            }
+            (ProgressView::Bars(all, _), LoadProgress::Link(Link { from, path, reason })) => {
+                if let Some(reason) = reason {
+                    // Fails when standard error does not work; then nothing can be told.
+                    let _ = all.println(format!("stages {from} and {}: {}, {reason}", from + 1, path.name()));
+                }
+            }
+            (ProgressView::Bars(all, bars), &LoadProgress::Weights { stage, stages, done, total }) => {
                 while bars.len() < stages {
                     bars.push(all.add(new_bar(bars.len(), stages)));
                 }

@@ -45,7 +45,7 @@ impl Prepared {
         let mut view = ProgressView::new(progress.mode());
         let result = loop {
             match receiver.recv() {
-                Ok(Wake::Item(Loading::Progress(progress))) => view.show(progress),
+                Ok(Wake::Item(Loading::Progress(progress))) => view.show(&progress),
                 Ok(Wake::Item(Loading::Ended(result))) => break result.map_err(Failure::from),
                 Ok(Wake::Interrupt) => break Err(Failure::Interrupted),
                 Err(_) => {

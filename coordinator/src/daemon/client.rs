@@ -6,7 +6,9 @@ use super::line::LineReader;
 use super::order::{Barrier, Order};
 use super::outbox::{Outbox, outbox};
 use super::service::{Service, Wanted, stages};
+use crate::defaults;
 use crate::planner::PlacementRequest;
+use crate::workers::{Link, LoadProgress};
 use spillway_model::tokenizer::TokenizerOptions;
 use spillway_protocol::jsonl::{
     Class, ErrorEvent, Event, Generate, LineError, Load, Loaded, PlacementParams, Rejected, Request,
@@ -245,10 +247,9 @@ impl Client {
             Wanted { model, tokenizer: TokenizerOptions { assume_pre }, placement: placement(params) };
         barrier.admitted().await;
         let (outbox, progress_id) = (self.outbox.clone(), id.clone());
-        let report = move |now: crate::workers::LoadProgress| {
+        let report = move |now: LoadProgress| {
             if progress {
-                let id = progress_id.clone();
-                outbox.push(&Event::Loading { id, stage: now.stage, done: now.done, total: now.total });
+                outbox.push(&load_event(progress_id.clone(), now));
             }
         };
         let result = self.service.load(wanted, barrier.earlier_ended(), report).await;
@@ -294,6 +295,16 @@ fn abort_with(abort: oneshot::Sender<AbortReason>, reason: AbortReason) {
     let _ = abort.send(reason);
 }
 
+/// What a client is told during a load.
+fn load_event(id: Option<String>, now: LoadProgress) -> Event {
+    match now {
+        LoadProgress::Weights { stage, done, total, .. } => Event::Loading { id, stage, done, total },
+        LoadProgress::Link(Link { from, path, reason }) => {
+            Event::Link { id, from, to: from + 1, path: path.name(), reason }
+        }
+    }
+}
+
 /// Placement as the planner takes it; a number beyond this machine's word stays too large for any limit.
 fn placement(params: PlacementParams) -> PlacementRequest {
     let size = |n: Option<u64>| n.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
@@ -311,5 +322,6 @@ fn placement(params: PlacementParams) -> PlacementRequest {
         kv_type: params.kv_type,
         activations: params.activations,
         chunk: size(params.chunk),
+        peer_copies: params.peer_copies.or_else(defaults::peer_copies),
     }
 }

@@ -11,7 +11,7 @@ use crate::planner::{Machine, PlacementRequest, Refusal, plan};
 use crate::workers::LoadProgress;
 use spillway_model::tokenizer::TokenizerOptions;
 use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, StageReport, StageSummary};
-use spillway_protocol::plan::{Execution, Plan};
+use spillway_protocol::plan::{Execution, Plan, Stage};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -244,26 +244,27 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     tokio::task::spawn_blocking(work).await.map_err(|_| LoadError::Panicked)
 }
 
-/// Who runs which layers.
+/// Who runs which layers, and how rows get from one GPU to the next.
 pub fn stages(engine: &Engine) -> Vec<StageSummary> {
     let status = engine.status();
-    let pids = status.stages.iter().map(|stage| stage.pid).chain(std::iter::repeat(0));
-    engine
-        .plan()
-        .stages
-        .iter()
-        .zip(pids)
-        .map(|(stage, pid)| StageSummary {
+    let summary = |(index, stage): (usize, &Stage)| {
+        let worker = status.stages.get(index);
+        let link = status.links.iter().find(|link| link.from == index);
+        StageSummary {
             first_layer: stage.layers.start,
             layers: stage.layers.len(),
             target: match stage.execution {
                 Execution::Cpu { .. } => "cpu",
                 Execution::Gpu { .. } => "gpu",
             },
-            pid,
+            pid: worker.map_or(0, |worker| worker.pid),
             bytes: stage.bytes.private(),
-        })
-        .collect()
+            link: link.map(|link| link.path.name()),
+            link_reason: link.and_then(|link| link.reason.clone()),
+            notes: worker.map(|worker| worker.loaded.notes.clone()).unwrap_or_default(),
+        }
+    };
+    engine.plan().stages.iter().enumerate().map(summary).collect()
 }
 
 /// A stage with what its worker is doing.

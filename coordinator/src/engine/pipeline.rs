@@ -1,7 +1,7 @@
 //! The workers as one function: steps go in, logits come out in the same order.
 
 use super::watchdog::{Awaited, Watchdog};
-use crate::workers::{LoadWatcher, WorkerError, WorkerView, Workers};
+use crate::workers::{Link, LoadWatcher, WorkerError, WorkerView, Workers};
 use spillway_protocol::frame::{self, FrameError, FrameLimits, StepFrame};
 use spillway_protocol::ring::{RingError, Wait};
 use std::collections::VecDeque;
@@ -216,6 +216,11 @@ impl Pipeline {
     /// Status pages and load statistics.
     pub(super) fn views(&self) -> Vec<WorkerView> {
         self.workers.views()
+    }
+
+    /// How rows get from one GPU to the next.
+    pub(super) fn links(&self) -> Vec<Link> {
+        self.workers.links().to_vec()
     }
 
     /// Ends the workers in an orderly way.

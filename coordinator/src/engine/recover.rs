@@ -58,7 +58,7 @@ impl Driver {
             if meanwhile.stop { Err(WorkerError::GivenUp) } else { pipeline.revive(epoch, &mut meanwhile) };
         let stop = meanwhile.stop;
         if let Ok(replaced) = &revived {
-            self.shared.set_recovered(pipeline.views(), epoch, replaced.len());
+            self.shared.set_recovered(pipeline.views(), pipeline.links(), epoch, replaced.len());
         }
         self.pipeline = Some(pipeline);
         match revived {
@@ -76,8 +76,7 @@ struct Meanwhile<'a> {
 
 impl LoadWatcher for Meanwhile<'_> {
     fn progress(&mut self, progress: LoadProgress) {
-        let LoadProgress { stage, done, total, .. } = progress;
-        tracing::debug!(stage, done, total, "a new worker loads");
+        tracing::debug!(?progress, "a new worker loads");
     }
 
     /// Requests are queued, or ended when their users want that.

@@ -2,7 +2,7 @@
 
 use super::board::Board;
 use super::request::RequestError;
-use crate::workers::{WorkerError, WorkerView};
+use crate::workers::{Link, WorkerError, WorkerView};
 use serde::Serialize;
 use spillway_protocol::control::LoadStats;
 use spillway_protocol::status::WorkerState;
@@ -34,6 +34,8 @@ pub struct EngineStatus {
     pub epoch: u64,
     /// Per stage.
     pub stages: Vec<StageStatus>,
+    /// Between neighbouring stages on GPUs.
+    pub links: Vec<Link>,
 }
 
 /// One worker.
@@ -61,6 +63,7 @@ pub struct StageStatus {
 #[derive(Debug)]
 pub(super) struct Shared {
     workers: Mutex<Vec<WorkerView>>,
+    links: Mutex<Vec<Link>>,
     kv_blocks: usize,
     recovering: Mutex<Option<String>>,
     restarts: AtomicU64,
@@ -73,9 +76,10 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(workers: Vec<WorkerView>, epoch: u64, kv_blocks: usize) -> Shared {
+    pub(super) fn new(workers: Vec<WorkerView>, links: Vec<Link>, epoch: u64, kv_blocks: usize) -> Shared {
         Shared {
             workers: Mutex::new(workers),
+            links: Mutex::new(links),
             kv_blocks,
             recovering: Mutex::new(None),
             restarts: AtomicU64::new(0),
@@ -101,7 +105,14 @@ impl Shared {
     }
 
     /// `replaced` workers have been replaced.
-    pub(super) fn set_recovered(&self, workers: Vec<WorkerView>, epoch: u64, replaced: usize) {
+    pub(super) fn set_recovered(
+        &self,
+        workers: Vec<WorkerView>,
+        links: Vec<Link>,
+        epoch: u64,
+        replaced: usize,
+    ) {
+        *self.links.lock().unwrap_or_else(PoisonError::into_inner) = links;
         *self.workers.lock().unwrap_or_else(PoisonError::into_inner) = workers;
         *self.recovering.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.restarts.fetch_add(replaced as u64, Relaxed);
@@ -134,6 +145,7 @@ impl Shared {
             restarts: self.restarts.load(Relaxed),
             epoch: self.epoch.load(Relaxed),
             stages: workers.iter().map(stage_status).collect(),
+            links: self.links.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 }

@@ -121,7 +121,7 @@ impl Launch {
         let asked = self.options.steps_in_flight.unwrap_or_else(|| steps_in_flight(&self.plan));
         let steps_in_flight = asked.clamp(1, self.plan.stages.len());
         let pipeline = Pipeline::new(workers, limits, epoch);
-        let shared = Arc::new(Shared::new(pipeline.views(), epoch, limits.kv_blocks));
+        let shared = Arc::new(Shared::new(pipeline.views(), pipeline.links(), epoch, limits.kv_blocks));
         let mut driver = Driver {
             board: Board::new(limits, self.rewindable, steps_in_flight),
             pipeline: Some(pipeline),

@@ -13,6 +13,8 @@ use std::ops::Range;
 pub(super) struct Band {
     pub layers: Range<usize>,
     pub processor: Processor,
+    /// Whether the band before may write into this one's device.
+    pub landing: bool,
 }
 
 /// What runs a band.
@@ -42,9 +44,11 @@ pub(super) fn bands(layers: usize, wishes: &Wishes, gpu_layers: usize) -> Result
     Ok(counts
         .into_iter()
         .zip(processors)
-        .map(|(count, processor)| {
+        .enumerate()
+        .map(|(stage, (count, processor))| {
             start += count;
-            Band { layers: start - count..start, processor }
+            let landing = wishes.peer_copies && stage > cpu_stages;
+            Band { layers: start - count..start, processor, landing }
         })
         .collect())
 }
@@ -94,7 +98,7 @@ pub(super) fn stage_bytes(model: &ModelSummary, limits: &Limits, band: &Band) ->
             scratch_bytes(layers, limits) + at_head(head_scratch_bytes(model, limits)),
             0,
         ),
-        Processor::Gpu(_) => gpu_bytes(model, limits, layers, head),
+        Processor::Gpu(_) => gpu_bytes(model, limits, band),
     };
     StageBytes {
         weights,
@@ -109,12 +113,14 @@ pub(super) fn stage_bytes(model: &ModelSummary, limits: &Limits, band: &Band) ->
 }
 
 /// Weights and scratch on a device, and page-locked host memory.
-fn gpu_bytes(model: &ModelSummary, limits: &Limits, layers: &[LayerSizes], head: bool) -> (u64, u64, u64) {
+fn gpu_bytes(model: &ModelSummary, limits: &Limits, band: &Band) -> (u64, u64, u64) {
+    let (layers, head) = (&model.layers[band.layers.clone()], band.layers.end == model.layers.len());
     let weights: u64 = layers.iter().map(|layer| layer.gpu.weights).sum();
     let needs = layers.iter().map(|layer| &layer.gpu.needs);
     let needs = Needs::new(model.gpu_widths, needs, head, *limits);
     let head_weights = if head { model.gpu_head_bytes } else { 0 };
-    (weights + head_weights, needs.scratch_bytes(), needs.pinned_bytes())
+    let landing = if band.landing { needs.landing_bytes(super::RING_SLOTS as usize) } else { 0 };
+    (weights + head_weights, needs.scratch_bytes() + landing, needs.pinned_bytes())
 }
 
 /// Width of every buffer: as wide as the widest layer needs it.

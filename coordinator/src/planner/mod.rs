@@ -65,7 +65,8 @@ fn place(
             why: why(wishes, &bands, band, model.layers.len()),
         })
         .collect();
-    Ok(Plan { version: PLAN_VERSION, model: model.model.clone(), limits, stages })
+    let peer_copies = wishes.peer_copies;
+    Ok(Plan { version: PLAN_VERSION, model: model.model.clone(), limits, peer_copies, stages })
 }
 
 /// The largest number of layers on GPUs that fits, if any.

@@ -105,6 +105,12 @@ pub enum Refusal {
         /// As written.
         asked: String,
     },
+    /// A choice of peer copies that does not exist.
+    #[error("peer_copies is `{asked}`, but must be `auto` or `off`")]
+    PeerCopiesUnknown {
+        /// As written.
+        asked: String,
+    },
     /// A number outside its range.
     #[error("{field} is {found}, but must be between {low} and {high}")]
     OutOfRange {
@@ -247,6 +253,7 @@ impl Refusal {
             Refusal::OffloadUnknown { .. } => "offload_exec_unknown",
             Refusal::KvTypeUnknown { .. } => "kv_type_unknown",
             Refusal::ActivationsUnknown { .. } => "activations_unknown",
+            Refusal::PeerCopiesUnknown { .. } => "peer_copies_unknown",
             Refusal::OutOfRange { .. } => "placement_out_of_range",
             Refusal::MaxSeqBeyondModel { .. } => "max_seq_beyond_model",
             Refusal::StagesDisagree { .. } => "stages_disagree",

@@ -36,6 +36,8 @@ pub struct PlacementRequest {
     pub activations: Option<String>,
     /// Tokens of the largest step. Default 512, at most `max_seq` when that is longer than the decode batch.
     pub chunk: Option<usize>,
+    /// Whether stages on GPUs may write into each other's memory: `auto` (where a test says that it works) or `off`.
+    pub peer_copies: Option<String>,
 }
 
 const DEFAULT_MAX_SEQ: usize = 4096;
@@ -64,6 +66,7 @@ pub(super) struct Wishes {
     pub threads: Option<usize>,
     pub kv_type: KvType,
     pub activations: ActivationType,
+    pub peer_copies: bool,
 }
 
 /// How many layers, counted from the last, are for GPUs.
@@ -116,7 +119,16 @@ impl PlacementRequest {
             threads: self.threads.map(|n| in_range("threads", Some(n), n, MAX_THREADS)).transpose()?,
             kv_type: self.read_kv_type(model.is_quantised())?,
             activations,
+            peer_copies: self.read_peer_copies()?,
         })
+    }
+
+    fn read_peer_copies(&self) -> Result<bool, Refusal> {
+        match written(&self.peer_copies) {
+            None | Some("auto") => Ok(true),
+            Some("off") => Ok(false),
+            Some(asked) => Err(Refusal::PeerCopiesUnknown { asked: asked.into() }),
+        }
     }
 
     fn read_budget(&self, gpus: bool) -> Result<Budget, Refusal> {

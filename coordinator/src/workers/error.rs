@@ -149,6 +149,9 @@ pub enum WorkerError {
     Frame(String),
 }
 
+/// Codes of workers that a program may act on; any other is told as `worker_failed`, its sentence as it is.
+const PASSED_ON: [&str; 2] = ["gpu_lost", "gpu_out_of_memory"];
+
 impl WorkerError {
     /// Stable code.
     pub fn code(&self) -> &'static str {
@@ -161,7 +164,9 @@ impl WorkerError {
             WorkerError::Silent { .. } => "worker_silent",
             WorkerError::Hung { .. } => "worker_hung",
             WorkerError::GivenUp => "load_given_up",
-            WorkerError::Reported { .. } => "worker_failed",
+            WorkerError::Reported { code, .. } => {
+                PASSED_ON.into_iter().find(|known| code == known).unwrap_or("worker_failed")
+            }
             WorkerError::Died { .. } => "worker_died",
         }
     }

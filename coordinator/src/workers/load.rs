@@ -93,7 +93,7 @@ fn take_news(
                 state.phase = Phase::Loading;
             }
             (Phase::Loading, FromWorker::Progress { done, total }) => {
-                watcher.progress(LoadProgress {
+                watcher.progress(LoadProgress::Weights {
                     stage: worker.stage,
                     stages: plan.stages.len(),
                     done,
@@ -102,6 +102,9 @@ fn take_news(
             }
             (Phase::Loading, FromWorker::Loaded(stats)) => {
                 worker.check_stats(&stats, plan);
+                for note in &stats.notes {
+                    tracing::warn!(stage = worker.stage, "{note}");
+                }
                 worker.stats = stats;
                 worker.loaded = true;
                 state.phase = Phase::Loaded;

@@ -6,11 +6,13 @@
 //! segments go with their last holder.
 
 mod error;
+mod links;
 mod load;
 mod memory;
 mod process;
 
 pub use error::{Ending, SetupError, WorkerError, WorkerName};
+pub use links::{Link, LinkPath};
 use process::{Inherited, WorkerProcess};
 use spillway_protocol::channel::{self, CoordinatorEnd};
 use spillway_protocol::control::{FromWorker, LoadStats, ToWorker};
@@ -31,17 +33,22 @@ use std::time::{Duration, Instant};
 /// How long workers may take to end after they were asked to.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
-/// Load progress of one stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LoadProgress {
-    /// Place in the pipeline, 0-based.
-    pub stage: usize,
-    /// Stages of the pipeline.
-    pub stages: usize,
-    /// Weight bytes the stage has stored so far.
-    pub done: u64,
-    /// Weight bytes of the stage.
-    pub total: u64,
+/// What there is to tell while a pipeline is loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LoadProgress {
+    /// A stage has stored more of its weights.
+    Weights {
+        /// Place in the pipeline, 0-based.
+        stage: usize,
+        /// Stages of the pipeline.
+        stages: usize,
+        /// Weight bytes the stage has stored so far.
+        done: u64,
+        /// Weight bytes of the stage.
+        total: u64,
+    },
+    /// It is known how rows get from a stage on a GPU to the next one.
+    Link(Link),
 }
 
 /// One worker as the coordinator sees it.
@@ -54,6 +61,8 @@ struct Worker {
     status: Arc<StatusReader>,
     stats: LoadStats,
     loaded: bool,
+    /// It has been told to serve steps.
+    serving: bool,
     /// Not yet known to have failed.
     alive: bool,
     /// Processes that the system had killed for want of memory when this one was started.
@@ -121,6 +130,8 @@ struct Recipe {
     /// Ring `i` leads into stage `i`, the last one out of the last stage. They outlive the workers: a new one takes the ends
     /// of its predecessor over.
     rings: Vec<Ring>,
+    /// How rows are to get from one GPU to the next.
+    decided: Vec<Link>,
 }
 
 /// What loading tells its caller, who may have work to do meanwhile.
@@ -136,6 +147,7 @@ pub(crate) trait LoadWatcher {
 pub struct Workers {
     recipe: Recipe,
     workers: Vec<Worker>,
+    links: Vec<Link>,
     /// Into stage 0.
     pub(crate) tokens: RingProducer,
     /// Out of the last stage.
@@ -151,8 +163,10 @@ impl Workers {
         epoch: u64,
         watcher: &mut dyn LoadWatcher,
     ) -> Result<Workers, WorkerError> {
+        // Tests need memory of the devices, which the workers are about to take.
+        let decided = links::decide(&plan, &exe);
         let rings = make_rings(&plan)?;
-        let recipe = Recipe { plan, exe, rings };
+        let recipe = Recipe { plan, exe, rings, decided };
         let stages = recipe.plan.stages.len();
         let workers: Result<Vec<Worker>, WorkerError> =
             (0..stages).map(|stage| recipe.spawn(stage)).collect();
@@ -162,8 +176,8 @@ impl Workers {
         };
         let (tokens, logits) = attach()?;
         let workers = workers?;
-        let mut workers = Workers { recipe, workers, tokens, logits };
-        load::load_all(&mut workers.workers, &workers.recipe.plan, epoch, watcher)?;
+        let mut workers = Workers { recipe, workers, links: Vec::new(), tokens, logits };
+        workers.load(epoch, watcher)?;
         Ok(workers)
     }
 
@@ -184,8 +198,15 @@ impl Workers {
             *worker = self.recipe.spawn(stage)?;
             replaced.push(stage);
         }
-        load::load_all(&mut self.workers, &self.recipe.plan, epoch, watcher)?;
+        self.load(epoch, watcher)?;
         Ok(replaced)
+    }
+
+    /// Lets every worker that has no band load its own, arranges their links, and lets them serve.
+    fn load(&mut self, epoch: u64, watcher: &mut dyn LoadWatcher) -> Result<(), WorkerError> {
+        load::load_all(&mut self.workers, &self.recipe.plan, epoch, watcher)?;
+        self.links = links::arrange(&mut self.workers, &self.recipe.decided, &self.links, watcher)?;
+        Ok(())
     }
 
     /// Whether a signal has stopped the worker of a stage.
@@ -225,6 +246,11 @@ impl Workers {
             stats: worker.stats.clone(),
         };
         self.workers.iter().map(view).collect()
+    }
+
+    /// How rows get from one GPU to the next.
+    pub(crate) fn links(&self) -> &[Link] {
+        &self.links
     }
 
     /// Why the pipeline does not serve any more, if so: of several failures the one closest to the cause.
@@ -302,6 +328,7 @@ impl Recipe {
             status: Arc::new(status),
             stats: LoadStats::default(),
             loaded: false,
+            serving: false,
             alive: true,
             memory_kills: memory::kills(),
         })

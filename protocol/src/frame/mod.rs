@@ -16,7 +16,7 @@ mod step;
 
 pub use limits::{FrameKind, FrameLimits};
 pub use slot::{SlotRead, SlotWrite};
-pub use step::{LogitRows, Span, SpanShape, StepFrame};
+pub use step::{LogitRows, Place, Span, SpanShape, StepFrame};
 
 use slot::{SlotReadExt, SlotWriteExt};
 
@@ -103,7 +103,9 @@ struct Header {
     first_row: u32,
     /// 1 on the last logits frame of a step.
     last: u32,
-    reserved: [u32; 4],
+    /// [`Place`] of the payload.
+    place: u32,
+    reserved: [u32; 3],
 }
 
 const HEADER_BYTES: usize = size_of::<Header>();
@@ -111,7 +113,7 @@ const _: () = assert!(HEADER_BYTES == 64);
 
 /// Sends the spans with their token ids to stage 0. `ids` holds one id per token, in span order.
 pub fn write_tokens(slot: &mut impl SlotWrite, frame: &StepFrame, ids: &[u32]) -> Result<(), FrameError> {
-    let at = frame.write(slot, FrameKind::Tokens, 1)?;
+    let at = frame.write(slot, FrameKind::Tokens, 1, Place::Slot)?;
     expect_len(frame.tokens(), ids.len())?;
     slot.put_slice(at, ids)
 }
@@ -123,9 +125,20 @@ pub fn write_residual(
     d_model: usize,
     rows: &[f32],
 ) -> Result<(), FrameError> {
-    let at = frame.write(slot, FrameKind::Residual, d_model)?;
+    let at = write_residual_head(slot, frame, d_model, Place::Slot)?;
     expect_len(frame.tokens().saturating_mul(d_model), rows.len())?;
     slot.put_slice(at, rows)
+}
+
+/// Writes all of a residual frame but the rows, for someone else to put where `place` says. The result is where they begin
+/// in the slot.
+pub fn write_residual_head(
+    slot: &mut impl SlotWrite,
+    frame: &StepFrame,
+    d_model: usize,
+    place: Place,
+) -> Result<usize, FrameError> {
+    frame.write(slot, FrameKind::Residual, d_model, place)
 }
 
 /// Reads the spans of a [`FrameKind::Tokens`] or [`FrameKind::Residual`] frame into `frame`, replacing what it held.
@@ -146,6 +159,9 @@ pub fn read_step(
     if header.width as usize != width {
         return Err(FrameError::Inconsistent("its rows have another width than the model"));
     }
+    if header.place != Place::Slot as u32 && kind == FrameKind::Tokens {
+        return Err(FrameError::Inconsistent("token ids never lie on a device"));
+    }
     frame.read(slot, &header, limits)
 }
 
@@ -162,7 +178,7 @@ pub fn read_tokens(
     within("a token id", largest as usize, limits.vocab.saturating_sub(1))
 }
 
-/// Fetches the residual rows of the frame just read; `rows` must be exactly `[frame.tokens(), d_model]` long.
+/// Fetches the residual rows of the frame just read, which lie in the slot; `rows` must be exactly `[frame.tokens(), d_model]` long.
 pub fn read_residual(
     slot: &impl SlotRead,
     frame: &StepFrame,
@@ -170,7 +186,17 @@ pub fn read_residual(
     rows: &mut [f32],
 ) -> Result<(), FrameError> {
     expect_len(frame.tokens() * limits.d_model, rows.len())?;
-    slot.get_slice(frame.payload_offset(), rows)
+    slot.get_slice(residual_offset(frame)?, rows)
+}
+
+/// Where the residual rows of the frame just read begin in the slot.
+pub fn residual_offset(frame: &StepFrame) -> Result<usize, FrameError> {
+    match frame.place() {
+        Place::Slot => Ok(frame.payload_offset()),
+        Place::Device => {
+            Err(FrameError::Inconsistent("its rows lie on a device that this stage does not have"))
+        }
+    }
 }
 
 /// What a logits frame says about its rows. Rows of a step are numbered in span order, then token order, counting only

@@ -32,6 +32,23 @@ impl LogitRows {
     }
 }
 
+/// Where the rows of a residual frame lie.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Place {
+    /// In the slot, behind the block tables.
+    #[default]
+    Slot = 0,
+    /// In the memory of the receiving stage's device that belongs to the slot (see [`crate::control::DeviceShare`]).
+    Device = 1,
+}
+
+impl Place {
+    fn from_u32(value: u32) -> Option<Self> {
+        [Place::Slot, Place::Device].into_iter().find(|place| *place as u32 == value)
+    }
+}
+
 /// Consecutive tokens of one sequence in a step, without the block table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanShape {
@@ -79,6 +96,7 @@ pub struct StepFrame {
     spans: Vec<Span>,
     blocks: Vec<u32>,
     tokens: usize,
+    place: Place,
 }
 
 impl StepFrame {
@@ -99,6 +117,7 @@ impl StepFrame {
         self.spans.clear();
         self.blocks.clear();
         self.tokens = 0;
+        self.place = Place::Slot;
     }
 
     /// Appends a span. `blocks[i]` is the KV block of positions `32 i .. 32 i + 32` of the sequence, and the table reaches
@@ -125,6 +144,11 @@ impl StepFrame {
     /// Number of the step, counted by the coordinator.
     pub fn step(&self) -> u64 {
         self.step
+    }
+
+    /// Where the rows of the frame lie that was read last.
+    pub fn place(&self) -> Place {
+        self.place
     }
 
     /// The spans in row order.
@@ -167,6 +191,7 @@ impl StepFrame {
         slot: &mut (impl SlotWrite + ?Sized),
         kind: FrameKind,
         width: usize,
+        place: Place,
     ) -> Result<usize, FrameError> {
         let header = Header {
             magic: MAGIC,
@@ -177,6 +202,7 @@ impl StepFrame {
             blocks: narrow("KV blocks", self.blocks.len())?,
             rows: narrow("tokens", self.tokens)?,
             width: narrow("the row width", width)?,
+            place: place as u32,
             ..Header::default()
         };
         slot.put_slice(0, &[header])?;
@@ -207,6 +233,8 @@ impl StepFrame {
         within("spans", spans, limits.max_spans)?;
         within("KV blocks", blocks, limits.max_blocks())?;
         self.begin(header.epoch, header.step);
+        let place = Place::from_u32(header.place);
+        self.place = place.ok_or(FrameError::Inconsistent("its rows lie in an unknown place"))?;
         let mut first_block = 0;
         for index in 0..spans {
             let mut record = [SpanRecord::default()];

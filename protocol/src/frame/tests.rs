@@ -64,6 +64,33 @@ fn a_residual_step_survives_the_slot_bit_for_bit() {
     assert!(rows.iter().zip(&back).all(|(a, b)| a.to_bits() == b.to_bits()));
 }
 
+/// Rows on a device: the head says so, nobody reads them from the slot, and only residual rows may lie there.
+#[test]
+fn a_residual_step_may_have_its_rows_elsewhere() {
+    let frame = sample();
+    let mut bytes = slot(FrameKind::Residual);
+    let mut read = StepFrame::default();
+    write_residual_head(&mut bytes, &frame, 4, Place::Device).unwrap();
+    read_step(&bytes, FrameKind::Residual, &LIMITS, &mut read).unwrap();
+    assert!(same(&frame, &read) && read.place() == Place::Device);
+    assert_eq!(residual_offset(&read).unwrap_err().code(), "frame_inconsistent");
+    let fetched = read_residual(&bytes, &read, &LIMITS, &mut [0.0; 148]);
+    assert_eq!(fetched.unwrap_err().code(), "frame_inconsistent");
+    let offset = write_residual_head(&mut bytes, &frame, 4, Place::Slot).unwrap();
+    read_step(&bytes, FrameKind::Residual, &LIMITS, &mut read).unwrap();
+    assert_eq!((read.place(), residual_offset(&read).unwrap()), (Place::Slot, offset));
+    const PLACE: usize = 48;
+    for (kind, place) in [(FrameKind::Residual, 2), (FrameKind::Tokens, 1)] {
+        match kind {
+            FrameKind::Tokens => write_tokens(&mut bytes, &frame, &[0; 37]).unwrap(),
+            _ => write_residual(&mut bytes, &frame, 4, &[0.0; 148]).unwrap(),
+        }
+        bytes[PLACE] = place;
+        let wrong = read_step(&bytes, kind, &LIMITS, &mut read);
+        assert_eq!(wrong.unwrap_err().code(), "frame_inconsistent", "{kind:?}");
+    }
+}
+
 #[test]
 fn logits_survive_the_slot() {
     let about = LogitsFrame { epoch: 7, step: 42, first_row: 6, rows: 2, last: true };

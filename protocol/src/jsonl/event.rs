@@ -21,6 +21,21 @@ pub enum Event {
         /// Weight bytes in all.
         total: u64,
     },
+    /// It is known how rows get from a stage on a GPU to the next one; only if the load asked for progress.
+    Link {
+        /// Id of the load.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        id: Option<String>,
+        /// The earlier stage.
+        from: usize,
+        /// The later stage.
+        to: usize,
+        /// `peer` or `staged`.
+        path: &'static str,
+        /// Why rows do not take the shorter way.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
     /// A piece of an answer: complete UTF-8, never part of a stop string.
     Token {
         /// Id of the request.
@@ -120,6 +135,15 @@ pub struct StageSummary {
     pub pid: u32,
     /// Private memory the stage is charged for.
     pub bytes: u64,
+    /// From a stage on a GPU to another on a GPU: how rows get there, `peer` or `staged`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link: Option<&'static str>,
+    /// Why they do not take the shorter way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_reason: Option<String>,
+    /// What does not work as well as it might, one sentence each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// One stage as it is now.

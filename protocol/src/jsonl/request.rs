@@ -84,6 +84,8 @@ pub struct PlacementParams {
     pub activations: Option<String>,
     /// Tokens of the largest step.
     pub chunk: Option<u64>,
+    /// Whether GPUs may write into each other's memory: `auto` or `off`.
+    pub peer_copies: Option<String>,
 }
 
 /// What to answer.
@@ -219,6 +221,7 @@ fn take_placement(fields: &mut Fields) -> Result<PlacementParams, LineError> {
         kv_type: fields.take("kv_type")?,
         activations: fields.take("activations")?,
         chunk: fields.take("chunk")?,
+        peer_copies: fields.take("peer_copies")?,
     })
 }
 

@@ -26,7 +26,7 @@ fn a_load_takes_every_placement_name_of_the_command_line() {
     let request = parse(json!({"type": "load", "id": "l", "model": "/m.gguf", "progress": true, "params": {
         "max_seq": 8192, "pp": 2, "pp_layers": "3,5", "cpu_workers": 2, "gpu_layer_budget": "auto",
         "offload_exec": "cpu", "threads": 4, "devices": "none", "allow_shared_device": true, "assume_pre": "qwen2",
-        "parallel": 3, "kv_type": "f16", "activations": "int16", "chunk": 64}}));
+        "parallel": 3, "kv_type": "f16", "activations": "int16", "chunk": 64, "peer_copies": "off"}}));
     let text = |s: &str| Some(s.to_owned());
     let params = PlacementParams {
         max_seq: Some(8192),
@@ -42,6 +42,7 @@ fn a_load_takes_every_placement_name_of_the_command_line() {
         kv_type: text("f16"),
         activations: text("int16"),
         chunk: Some(64),
+        peer_copies: text("off"),
     };
     let load = Load {
         id: text("l"),

@@ -15,6 +15,8 @@ use crate::shm::{Segment, ShmError};
 use std::num::NonZeroUsize;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -86,7 +88,7 @@ const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
 /// The mapping of a ring with its shape, as it was checked: later changes of the shared header are not looked at.
 #[derive(Debug)]
 struct Mapping {
-    segment: Segment,
+    segment: Arc<Segment>,
     slots: u32,
     slot_bytes: usize,
 }
@@ -121,14 +123,19 @@ impl Mapping {
         if !fits {
             return Err(RingError::Foreign("its slots do not fit into it"));
         }
-        Ok(Self { segment, slots, slot_bytes })
+        Ok(Self { segment: Arc::new(segment), slots, slot_bytes })
+    }
+
+    fn memory(&self) -> RingMemory {
+        RingMemory { segment: Arc::clone(&self.segment), slots: self.slots }
     }
 
     fn slot(&self, index: usize) -> Slot {
         debug_assert!(index < self.slots as usize);
+        let offset = HEADER_BYTES + index * self.slot_bytes;
         // SAFETY: `checked_bytes` held for this shape, so slot `index` lies inside the segment.
-        let base = unsafe { self.segment.base().as_ptr().add(HEADER_BYTES + index * self.slot_bytes) };
-        Slot { base, len: self.slot_bytes }
+        let base = unsafe { self.segment.base().as_ptr().add(offset) };
+        Slot { base, len: self.slot_bytes, index, offset }
     }
 }
 
@@ -180,6 +187,33 @@ impl Ring {
 impl AsFd for Ring {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.segment.fd()
+    }
+}
+
+/// The mapped memory of a ring, for a device driver that is to copy from and to its slots itself. Holding it keeps the mapping.
+///
+/// Both processes write here at any time: it is for addresses, not for references.
+#[derive(Debug, Clone)]
+pub struct RingMemory {
+    segment: Arc<Segment>,
+    slots: u32,
+}
+
+impl RingMemory {
+    /// First byte, on a page; [`RingMemory::len`] bytes stay mapped while this value lives.
+    pub fn base(&self) -> NonNull<u8> {
+        self.segment.base()
+    }
+
+    /// Bytes of header and slots.
+    #[expect(clippy::len_without_is_empty, reason = "a ring's memory is never empty")]
+    pub fn len(&self) -> usize {
+        self.segment.len()
+    }
+
+    /// Number of slots.
+    pub fn slots(&self) -> usize {
+        self.slots as usize
     }
 }
 
@@ -264,6 +298,9 @@ impl End {
 struct Slot {
     base: *mut u8,
     len: usize,
+    index: usize,
+    /// From the beginning of the ring's memory.
+    offset: usize,
 }
 
 impl Slot {
@@ -274,6 +311,11 @@ impl Slot {
         } else {
             Err(FrameError::SlotTooSmall { need: offset.saturating_add(len), have: self.len })
         }
+    }
+
+    fn locate(&self, offset: usize, len: usize) -> Result<usize, FrameError> {
+        self.check(offset, len)?;
+        Ok(self.offset + offset)
     }
 }
 
@@ -293,6 +335,11 @@ impl RingProducer {
     /// Attaches to the sending end of an inherited ring.
     pub fn attach(fd: OwnedFd) -> Result<Self, RingError> {
         Ok(Self { end: End::attach(fd, Role::Producer)? })
+    }
+
+    /// The memory that the slots lie in.
+    pub fn memory(&self) -> RingMemory {
+        self.end.cursor.words().memory()
     }
 
     /// Bytes of a slot.
@@ -325,6 +372,11 @@ impl RingConsumer {
     /// Attaches to the receiving end of an inherited ring.
     pub fn attach(fd: OwnedFd) -> Result<Self, RingError> {
         Ok(Self { end: End::attach(fd, Role::Consumer)? })
+    }
+
+    /// The memory that the slots lie in.
+    pub fn memory(&self) -> RingMemory {
+        self.end.cursor.words().memory()
     }
 
     /// Bytes of a slot.
@@ -372,6 +424,16 @@ impl SlotWriter<'_> {
     pub fn publish(self) {
         self.end.cursor.advance();
     }
+
+    /// Number of the slot in its ring.
+    pub fn index(&self) -> usize {
+        self.slot.index
+    }
+
+    /// Where `len` bytes at `offset` lie in the [`RingMemory`].
+    pub fn locate(&self, offset: usize, len: usize) -> Result<usize, FrameError> {
+        self.slot.locate(offset, len)
+    }
 }
 
 impl SlotWrite for SlotWriter<'_> {
@@ -389,6 +451,18 @@ impl SlotWrite for SlotWriter<'_> {
 pub struct SlotReader<'a> {
     end: &'a mut End,
     slot: Slot,
+}
+
+impl SlotReader<'_> {
+    /// Number of the slot in its ring.
+    pub fn index(&self) -> usize {
+        self.slot.index
+    }
+
+    /// Where `len` bytes at `offset` lie in the [`RingMemory`].
+    pub fn locate(&self, offset: usize, len: usize) -> Result<usize, FrameError> {
+        self.slot.locate(offset, len)
+    }
 }
 
 impl SlotRead for SlotReader<'_> {

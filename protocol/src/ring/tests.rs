@@ -51,6 +51,31 @@ fn messages_arrive_once_and_in_order_through_rings_of_any_size() {
     }
 }
 
+/// What a device writes at the place that a slot names is what the other side reads in the slot, and no place is outside.
+#[test]
+fn a_slot_says_where_it_lies_in_the_memory_of_its_ring() {
+    let (mut producer, mut consumer) = ends(2, 16);
+    let (out, back) = (producer.memory(), consumer.memory());
+    assert_eq!((out.slots(), out.len()), (2, back.len()));
+    for (index, value) in [(0, 7u64), (1, 8), (0, 9)] {
+        let Wait::Ready(slot) = producer.try_next().unwrap() else { panic!("no room") };
+        assert_eq!(slot.index(), index);
+        let at = slot.locate(8, 8).unwrap();
+        assert!(slot.locate(slot.slot.len - 7, 8).is_err() && slot.locate(usize::MAX, 8).is_err());
+        // SAFETY: the place is in the ring, in a slot that is this side's.
+        unsafe { out.base().add(at).cast::<u64>().write(value) };
+        slot.publish();
+        let Wait::Ready(slot) = consumer.try_next().unwrap() else { panic!("no message") };
+        assert_eq!((slot.index(), slot.locate(8, 8).unwrap()), (index, at));
+        let mut read = [0; 8];
+        slot.get(8, &mut read).unwrap();
+        assert_eq!(u64::from_ne_bytes(read), value);
+    }
+    drop((producer, consumer));
+    // SAFETY: the memory stays mapped as long as this value lives.
+    assert_eq!(unsafe { back.base().add(back.len() - 1).read() }, 0);
+}
+
 #[test]
 fn a_full_ring_and_an_empty_ring_time_out() {
     let (mut producer, mut consumer) = ends(2, 16);

@@ -100,3 +100,9 @@ impl From<BandError> for ProcessError {
         ProcessError::band(error.code(), error)
     }
 }
+
+impl From<HipError> for ProcessError {
+    fn from(error: HipError) -> Self {
+        BandError::from(error).into()
+    }
+}

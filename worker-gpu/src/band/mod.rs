@@ -4,6 +4,7 @@
 //! largest step. A step then allocates nothing: its facts go to the device in one copy, its operations are queued (or a
 //! captured graph of them replayed), and its result is copied back.
 
+mod edges;
 mod error;
 mod exec;
 mod facts;
@@ -18,8 +19,9 @@ pub use error::BandError;
 pub use needs::{LayerNeeds, ModelWidths, Needs};
 
 use crate::compile::KernelCompiler;
-use crate::hip::{Arena, Device, Stream};
+use crate::hip::{Arena, Device, DeviceSlice, HipError, Stream};
 use crate::launch::{Kernels, KvElement, LaunchError};
+use edges::Edges;
 use exec::{Scratch, Step};
 use facts::Facts;
 use head::Head;
@@ -30,13 +32,14 @@ use spillway_kernels::formats::Format;
 use spillway_kernels::hip::{DeviceSource, SOURCES};
 use spillway_model::file::ModelFile;
 use spillway_model::program::{Layer, Program, WeightRef};
+use spillway_protocol::control::DeviceShare;
 use spillway_protocol::frame::StepFrame;
 use spillway_protocol::plan::{KvType, Limits};
 use spillway_worker::band::{LogitsSink, logit_groups};
 use spillway_worker::embedding::Embedding;
+use spillway_worker::residual::{Incoming, Outgoing};
 use spillway_worker::weights::format_of;
-use spillway_worker::{LoadProgress, ProcessError};
-use staging::Staging;
+use spillway_worker::{LoadProgress, ProcessError, Rings};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,8 +82,7 @@ pub struct Band {
     embedding: Option<Embedding>,
     head: Option<Head>,
     facts: Facts,
-    /// Input of a step, then its output.
-    residual: Staging,
+    edges: Edges,
     scratch: Scratch,
     stream: Stream,
     _memory: Arena,
@@ -139,7 +141,7 @@ impl Band {
             embedding: spec.embed.then(|| Embedding::new(model)).transpose()?,
             head,
             facts: Facts::new(device, facts_memory, &program.ropes, spec.limits.max_sequences)?,
-            residual: Staging::new(device, "residual", needs.residual_bytes())?,
+            edges: Edges::new(device, needs.residual_bytes())?,
             scratch,
             stream,
             _memory: memory,
@@ -158,35 +160,49 @@ impl Band {
         &self.device
     }
 
+    /// Lets the device copy residual rows from and to the rings itself. A driver that refuses is noted.
+    pub fn use_rings(&mut self, rings: &Rings) {
+        let BandSpec { embed, head, .. } = self.spec;
+        let (incoming, outgoing) = ((!embed).then_some(&rings.incoming), (!head).then_some(&rings.outgoing));
+        self.edges.register(&self.device, incoming, outgoing);
+    }
+
+    /// What does not work as well as it might, one sentence each.
+    pub fn notes(&self) -> &[String] {
+        self.edges.notes()
+    }
+
     /// Turns token ids into the input of the next step.
     ///
     /// # Errors
     /// The band does not embed, or an id is not in the vocabulary.
     pub fn embed(&mut self, ids: &[u32]) -> Result<(), BandError> {
         self.check_size(ids.len(), 0)?;
+        let residual = self.residual(ids.len())?;
         let embedding = self.embedding.as_ref().ok_or(BandError::NotHere("embedding"))?;
-        let rows = &mut self.residual.values_mut()?[..ids.len() * self.d_model];
-        Ok(embedding.rows(ids, rows)?)
+        let rows = &mut self.edges.staging.values_mut()?[..ids.len() * self.d_model];
+        embedding.rows(ids, rows)?;
+        Ok(self.edges.staging.upload(&self.stream, 0, residual)?)
     }
 
-    /// The input of the next step, `[tokens, d_model]`, to be filled.
+    /// Takes the input of the next step. Rows that the device still reads are given back, for [`Band::run`].
     ///
     /// # Errors
-    /// There are more tokens than the band was made for, or the device failed.
-    pub fn input(&mut self, tokens: usize) -> Result<&mut [f32], BandError> {
-        self.check_size(tokens, 0)?;
-        Ok(&mut self.residual.values_mut()?[..tokens * self.d_model])
+    /// There are more tokens than the band was made for, or the copy cannot be queued.
+    pub fn receive<'a>(&mut self, rows: Incoming<'a>) -> Result<Option<Incoming<'a>>, ProcessError> {
+        self.check_size(rows.tokens(), 0)?;
+        let residual = self.residual(rows.tokens())?;
+        self.edges.receive(&self.stream, residual, rows)
     }
 
-    /// Runs the layers on the spans of `frame` and waits for them.
+    /// Runs the layers on the spans of `frame` and waits for them. `pending` rows are dropped as soon as the device has read
+    /// them.
     ///
     /// # Errors
     /// An operation cannot be queued, or the device failed.
-    pub fn run(&mut self, frame: &StepFrame) -> Result<(), BandError> {
+    pub fn run(&mut self, frame: &StepFrame, pending: Option<Incoming<'_>>) -> Result<(), BandError> {
         let (tokens, spans) = (frame.tokens(), frame.spans().len());
         self.check_size(tokens, spans)?;
-        let rows = self.scratch.buffers[0].part(0, tokens * self.d_model * size_of::<f32>())?;
-        self.residual.upload(&self.stream, 0, rows)?;
         self.facts.upload(&self.stream, frame)?;
         let longest = frame.spans().iter().map(|span| span.shape.start + span.shape.tokens).max();
         let context = captured_context(longest.unwrap_or(0) as usize);
@@ -199,17 +215,41 @@ impl Band {
             }
             Ok(())
         })?;
+        if let Some(rows) = pending {
+            self.edges.wait_taken()?;
+            drop(rows);
+        }
         Ok(self.stream.synchronize()?)
     }
 
-    /// The output of the last step, `[tokens, d_model]`.
+    /// Puts the output of the last step into `rows`.
     ///
     /// # Errors
     /// The copy failed.
-    pub fn residual(&mut self, tokens: usize) -> Result<&[f32], BandError> {
-        let bytes = tokens * self.d_model * size_of::<f32>();
-        self.residual.download(&self.stream, self.scratch.buffers[0].part(0, bytes)?)?;
-        Ok(&self.residual.values_mut()?[..tokens * self.d_model])
+    pub fn send(&mut self, rows: Outgoing<'_, '_>) -> Result<(), ProcessError> {
+        let residual = self.residual(rows.tokens())?;
+        self.edges.send(&self.stream, residual, rows)
+    }
+
+    /// Allocates device memory that the stage before may write residual rows into.
+    ///
+    /// # Errors
+    /// There is not enough, or the driver does not share memory between processes.
+    pub fn offer(&mut self) -> Result<DeviceShare, HipError> {
+        self.edges.offer(&self.device)
+    }
+
+    /// Writes residual rows into the next stage's device from now on.
+    ///
+    /// # Errors
+    /// The reason why that is not possible.
+    pub fn connect(&mut self, share: &DeviceShare) -> Result<(), String> {
+        self.edges.connect(&self.device, share)
+    }
+
+    /// The residual of a step on the device: the first buffer.
+    fn residual(&self, tokens: usize) -> Result<DeviceSlice, HipError> {
+        self.scratch.buffers[0].part(0, tokens * self.d_model * size_of::<f32>())
     }
 
     /// Computes the logit rows that the step's spans ask for and hands them to `sink` in groups.

@@ -160,6 +160,11 @@ impl Needs {
         (self.residual_bytes() + logits + self.facts_bytes() + UPLOAD_PIECE * UPLOAD_PIECES) as u64
     }
 
+    /// Bytes of device memory that the stage before writes into, for a ring of `slots` slots.
+    pub fn landing_bytes(&self, slots: usize) -> u64 {
+        super::edges::landing_bytes(self.residual_bytes(), slots) as u64
+    }
+
     /// Bytes of the residual of the largest step.
     pub(super) fn residual_bytes(&self) -> usize {
         self.limits.max_step_tokens * self.widths.d_model * size_of::<f32>()

@@ -21,6 +21,9 @@ pub enum Arch {
 /// Beginnings of the names of AMD GPUs that `kernels/hip/mma.h` uses matrix units of.
 const AMD_MATRIX_UNITS: [&str; 6] = ["gfx908", "gfx90a", "gfx94", "gfx950", "gfx11", "gfx12"];
 
+/// The oldest that current NVRTCs compile for.
+const OLDEST_NVIDIA: u32 = 75;
+
 impl Arch {
     /// Whether products of small matrices run on units of their own; elsewhere kernels emulate them, slowly.
     pub fn has_matrix_units(&self) -> bool {
@@ -28,6 +31,20 @@ impl Arch {
             Arch::Amd(name) => AMD_MATRIX_UNITS.iter().any(|beginning| name.starts_with(beginning)),
             Arch::Nvidia(_) => true,
             Arch::Emulated { .. } => false,
+        }
+    }
+
+    /// Why no kernel of ours runs on it, if so. Newer ones than we know are tried: their compilers will say.
+    pub fn without_kernels(&self) -> Option<&'static str> {
+        match self {
+            // Three characters for generations up to 9, the last two a stepping.
+            Arch::Amd(name) if name.len() == "gfx900".len() && name.as_str() < "gfx900" => {
+                Some("kernels need an AMD GPU of the gfx9 family or later")
+            }
+            Arch::Nvidia(number) if *number < OLDEST_NVIDIA => {
+                Some("kernels need an NVIDIA GPU of compute capability 7.5 or later")
+            }
+            _ => None,
         }
     }
 }
@@ -81,6 +98,13 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Arch>().unwrap().has_matrix_units(), has, "{text}");
         }
+    }
+
+    #[test]
+    fn knows_what_is_too_old() {
+        let refused = |text: &str| text.parse::<Arch>().unwrap().without_kernels().is_some();
+        assert!(["gfx803", "gfx701", "sm_61"].into_iter().all(refused));
+        assert!(!["gfx906", "gfx90a", "gfx1030", "gfx1201", "sm_75", "sm_120"].into_iter().any(refused));
     }
 
     /// Device names come from drivers, and end up in command lines and file names.

@@ -18,6 +18,7 @@ pub use error::CompileError;
 pub use inspect::{KernelReport, inspect};
 pub use settings::{ChildCommand, Settings};
 
+pub(crate) use cache::hex;
 use cache::{Cache, Key};
 use spillway_kernels::hip::{DeviceSource, HEADERS};
 use std::collections::BTreeMap;

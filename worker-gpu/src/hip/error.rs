@@ -73,7 +73,7 @@ pub enum HipError {
         total: usize,
     },
     /// A function of the table failed.
-    #[error("{what}: {call} failed with {status} {name} ({text}){}", advice(*lost))]
+    #[error("{what}: {call} failed with {status} {name} ({text}){}", advice(Status(*status), *lost))]
     Call {
         /// HIP's name of the function.
         call: &'static str,
@@ -125,8 +125,12 @@ pub enum HipError {
     EmulatedBusy,
 }
 
-fn advice(lost: bool) -> &'static str {
-    if lost { "; the device is lost to this process, restart the worker" } else { "" }
+fn advice(status: Status, lost: bool) -> &'static str {
+    match status {
+        _ if lost => "; the device is lost to this process, restart the worker",
+        status::OUT_OF_MEMORY => "; give the GPU fewer layers, a shorter context or fewer sequences",
+        _ => "",
+    }
 }
 
 impl HipError {
@@ -140,6 +144,7 @@ impl HipError {
             HipError::NoSuchDevice { .. } => "gpu_no_such_device",
             HipError::OutOfMemory { .. } => "gpu_out_of_memory",
             HipError::Call { lost: true, .. } => "gpu_lost",
+            HipError::Call { .. } if self.status() == Some(status::OUT_OF_MEMORY) => "gpu_out_of_memory",
             HipError::Call { .. } => "gpu_call_failed",
             HipError::OutOfRange { .. } => "gpu_out_of_range",
             HipError::BadLaunch { .. } => "gpu_bad_launch",

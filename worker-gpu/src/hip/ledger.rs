@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 pub enum Kind {
     /// Memory of the device.
     Device,
-    /// Page-locked memory of the host: allocated by the driver, or registered with it.
+    /// Page-locked memory of the host that the driver allocated.
     Pinned,
+    /// Memory of someone else that is page-locked as long as we use it: a ring.
+    Registered,
 }
 
 impl Kind {
@@ -18,6 +20,7 @@ impl Kind {
         match self {
             Kind::Device => "device",
             Kind::Pinned => "pinned host",
+            Kind::Registered => "registered host",
         }
     }
 }

@@ -152,7 +152,11 @@ impl PinnedBuffer {
         label: &str,
         origin: Origin,
     ) -> Result<Self, HipError> {
-        let entry = device.ledger().add(label, Kind::Pinned, len);
+        let kind = match origin {
+            Origin::Allocated => Kind::Pinned,
+            Origin::Registered => Kind::Registered,
+        };
+        let entry = device.ledger().add(label, kind, len);
         // Owned from here on, so that a failure below gives the memory back.
         let mut buffer = Self { device: device.clone(), address, len, on_device: 0, origin, entry };
         let mut on_device: *mut c_void = std::ptr::null_mut();

@@ -40,3 +40,4 @@ pub use properties::{DeviceInfo, PciAddress, PropertyLayout, R0000, R0600};
 pub use provider::{Found, Provider, search};
 pub use status::Status;
 pub use stream::Stream;
+pub use sysfs::BusFacts;

@@ -6,13 +6,15 @@
 //! code; a panic is reported as `internal`.
 
 mod inherit;
+mod link;
 mod open;
 mod serve;
 mod stop;
 
 use crate::args::{ArgsError, WorkerArgs};
-use crate::band::Worker;
+use crate::band::{Rings, Worker};
 use inherit::Inherited;
+use link::Links;
 use spillway_model::error::ModelError;
 use spillway_protocol::channel::{ChannelError, Received, Sender};
 use spillway_protocol::control::{FromWorker, PROTOCOL_VERSION, ToWorker};
@@ -163,14 +165,17 @@ fn converse<W: Worker>(inherited: Inherited) -> Result<(), ProcessError> {
     let load = match receiver.receive(None)? {
         Received::Message(ToWorker::Load(load)) => load,
         Received::Message(ToWorker::Shutdown) | Received::Closed => return Ok(()),
-        Received::TimedOut => return fail(&mut sender, ProcessError::ExpectedLoad),
+        Received::Message(_) | Received::TimedOut => return fail(&mut sender, ProcessError::ExpectedLoad),
     };
     status.set_epoch(load.epoch);
-    let stop = Stop::on_request(receiver)?;
+    let (stop, requests) = Stop::on_request(receiver)?;
+    let rings = Rings { incoming: ring_in.memory(), outgoing: ring_out.memory() };
     let work = AssertUnwindSafe(|| {
         status.set_state(WorkerState::Loading);
-        let served = open::open::<W>(&load, &mut sender, &status, &stop)?;
-        serve::Server::new(served, load.epoch, ring_in, ring_out, &status, &stop).serve()
+        let mut served = open::open::<W>(&load, &rings, &mut sender, &status, &stop)?;
+        let mut links = Links::new(&requests, &mut sender);
+        links.arrange(&mut served.band)?;
+        serve::Server::new(served, links, load.epoch, ring_in, ring_out, &status, &stop).serve()
     });
     let outcome = catch_unwind(work);
     let leaving = if stop.requested() { WorkerState::Stopping } else { WorkerState::Failed };

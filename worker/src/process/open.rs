@@ -2,7 +2,7 @@
 
 use super::ProcessError;
 use super::stop::Stop;
-use crate::band::{Loaded, Worker};
+use crate::band::{Loaded, Rings, Worker};
 use spillway_model::file::ModelFile;
 use spillway_protocol::channel::Sender;
 use spillway_protocol::control::{FromWorker, LoadBand, LoadStats};
@@ -33,6 +33,7 @@ pub(super) struct Ends {
 /// Opens the file, loads the band, reports `Loaded`.
 pub(super) fn open<W: Worker>(
     load: &LoadBand,
+    rings: &Rings,
     sender: &mut Sender<FromWorker>,
     status: &StatusWriter,
     stop: &Stop,
@@ -45,7 +46,7 @@ pub(super) fn open<W: Worker>(
     }
     let limits = FrameLimits::new(&load.limits, model.program().d_model, model.program().vocab);
     let mut progress = Progress { sender, stop, last: None, given_up: None };
-    let loaded = W::load(&Arc::new(model), load, &mut |done, total| progress.tell(done, total));
+    let loaded = W::load(&Arc::new(model), load, rings, &mut |done, total| progress.tell(done, total));
     let Loaded { band, stats } = match (loaded, progress.given_up) {
         (Ok(loaded), None) => loaded,
         // Whatever the load ended with follows from giving it up.

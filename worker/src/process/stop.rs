@@ -1,10 +1,11 @@
-//! The control thread: turns `Shutdown` or end-of-file into a request to stop, and sees to it that it is followed.
+//! The control thread: passes on what the coordinator asks about links, turns `Shutdown` or end-of-file into a request
+//! to stop, and sees to it that it is followed.
 
 use super::ProcessError;
-use spillway_protocol::channel::{Received, Receiver};
+use spillway_protocol::channel::{ChannelError, Received, Receiver};
 use spillway_protocol::control::ToWorker;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 /// How long the main thread may take to finish the step in hand.
@@ -24,15 +25,19 @@ struct Shared {
 }
 
 impl Stop {
-    /// Starts the control thread on the receiving half of the control channel.
-    pub(super) fn on_request(receiver: Receiver<ToWorker>) -> Result<Self, ProcessError> {
+    /// Starts the control thread on the receiving half of the control channel. Requests about links come out of the second
+    /// value, which ends when the process should.
+    pub(super) fn on_request(
+        receiver: Receiver<ToWorker>,
+    ) -> Result<(Self, mpsc::Receiver<ToWorker>), ProcessError> {
         let stop = Self::default();
         let watched = stop.clone();
+        let (asked, requests) = mpsc::channel();
         std::thread::Builder::new()
             .name("spillway-control".into())
-            .spawn(move || watch(receiver, &watched))
+            .spawn(move || watch(receiver, &watched, asked))
             .map_err(|source| ProcessError::System { action: "starting the control thread", source })?;
-        Ok(stop)
+        Ok((stop, requests))
     }
 
     /// Whether the process should end.
@@ -54,9 +59,10 @@ impl Stop {
     }
 }
 
-fn watch(mut receiver: Receiver<ToWorker>, stop: &Stop) {
+fn watch(mut receiver: Receiver<ToWorker>, stop: &Stop, asked: mpsc::Sender<ToWorker>) {
     // Any end of the conversation counts: `Shutdown`, end-of-file, a second `Load`, garbage.
-    let ending = receiver.receive(None);
+    let ending = pass_on(&mut receiver, &asked);
+    drop(asked);
     if !matches!(ending, Ok(Received::Message(ToWorker::Shutdown) | Received::Closed)) {
         eprintln!("error: worker: unexpected on the control channel: {ending:?}");
     }
@@ -66,4 +72,20 @@ fn watch(mut receiver: Receiver<ToWorker>, stop: &Stop) {
     // SAFETY: `_exit` runs nothing in this process; the system takes back memory and descriptors. Destructors must not
     // run while the main thread still computes.
     unsafe { libc::_exit(0) };
+}
+
+/// Passes requests on; the result is what arrived that is none.
+fn pass_on(
+    receiver: &mut Receiver<ToWorker>,
+    asked: &mpsc::Sender<ToWorker>,
+) -> Result<Received<ToWorker>, ChannelError> {
+    loop {
+        match receiver.receive(None)? {
+            Received::Message(message) if message.arranges() => {
+                // Fails when the main thread is on its way out.
+                let _ = asked.send(message);
+            }
+            ending => return Ok(ending),
+        }
+    }
 }

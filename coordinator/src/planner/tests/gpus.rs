@@ -11,6 +11,7 @@ fn gpu(index: usize, free_bytes: u64) -> Gpu {
         name: format!("GPU {index}"),
         arch: "emulated_wave32".into(),
         uuid: None,
+        driver: 1,
     };
     Gpu { device, free_bytes, total_bytes: 8 << 30, integrated: false, refused: None }
 }

@@ -1,8 +1,10 @@
 //! Memory of the emulated devices and of the host that the driver knows about.
 
 use super::super::status::{self, Status};
+use super::ipc::{Handle, Imported, PAGE, Shared};
 use std::alloc::Layout;
 use std::collections::BTreeMap;
+use std::ptr::NonNull;
 
 /// Addresses of device memory are aligned as real drivers align them.
 const ALIGN: usize = 256;
@@ -16,6 +18,8 @@ pub(super) enum Owner {
     Pinned,
     /// Memory that was registered.
     Registered,
+    /// Memory of a device in another process.
+    Imported(u32),
 }
 
 #[derive(Debug)]
@@ -23,6 +27,16 @@ struct Range {
     len: usize,
     owner: Owner,
     number: u64,
+    /// Once other processes may open it.
+    shared: Option<Shared>,
+    /// What keeps another process's memory mapped.
+    _imported: Option<Imported>,
+}
+
+impl Range {
+    fn new(len: usize, owner: Owner, number: u64) -> Self {
+        Self { len, owner, number, shared: None, _imported: None }
+    }
 }
 
 /// All known ranges by first address.
@@ -49,14 +63,22 @@ impl Heap {
     }
 
     fn insert(&mut self, address: usize, len: usize, owner: Owner) {
-        self.ranges.insert(address, Range { len, owner, number: self.next });
+        self.ranges.insert(address, Range::new(len, owner, self.next));
         self.next += 1;
     }
 
     /// Gives back what `allocate` made.
     pub fn free(&mut self, address: usize, allowed: impl Fn(Owner) -> bool) -> Result<(), Status> {
-        match self.ranges.get(&address) {
-            Some(range) if allowed(range.owner) && range.owner != Owner::Registered => {
+        match self.ranges.get_mut(&address) {
+            Some(range)
+                if allowed(range.owner) && !matches!(range.owner, Owner::Registered | Owner::Imported(_)) =>
+            {
+                if let (Some(shared), Some(start)) =
+                    (range.shared.take(), NonNull::new(std::ptr::with_exposed_provenance_mut(address)))
+                {
+                    // SAFETY: the pages were replaced when the range was shared, and it is given up here.
+                    unsafe { shared.restore(start) }?;
+                }
                 if let Some(layout) = layout(range.len) {
                     // SAFETY: made by `allocate` with this layout, and struck off below.
                     unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(address), layout) };
@@ -96,6 +118,42 @@ impl Heap {
         }
     }
 
+    /// A handle of a device's memory for other processes.
+    pub fn share(&mut self, address: usize) -> Result<Handle, Status> {
+        let start = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address));
+        match (self.ranges.get_mut(&address), start) {
+            (Some(Range { owner: Owner::Device(ordinal), shared, len, .. }), Some(start)) => {
+                if shared.is_none() {
+                    // SAFETY: the range is ours, and kernels and copies run on this thread alone.
+                    *shared = Some(unsafe { Shared::replace(start, *len) }?);
+                }
+                shared.as_ref().map(|shared| shared.handle(*ordinal)).ok_or(status::INVALID_VALUE)
+            }
+            _ => Err(status::INVALID_VALUE),
+        }
+    }
+
+    /// Maps another process's memory; the result is its first address here.
+    pub fn import(&mut self, handle: &Handle) -> Result<usize, Status> {
+        let imported = Imported::open(handle)?;
+        let address = imported.address();
+        let range = Range::new(imported.len(), Owner::Imported(handle.ordinal), self.next);
+        self.ranges.insert(address, Range { _imported: Some(imported), ..range });
+        self.next += 1;
+        Ok(address)
+    }
+
+    /// Forgets another process's memory.
+    pub fn close(&mut self, address: usize) -> Result<(), Status> {
+        match self.ranges.get(&address) {
+            Some(Range { owner: Owner::Imported(_), .. }) => {
+                self.ranges.remove(&address);
+                Ok(())
+            }
+            _ => Err(status::INVALID_VALUE),
+        }
+    }
+
     /// Whom all of a range belongs to: `None` when it touches no known range.
     ///
     /// # Errors
@@ -126,14 +184,16 @@ impl Heap {
     }
 }
 
+/// Whole pages begin on a page, so that they can be shared.
 fn layout(len: usize) -> Option<Layout> {
-    Layout::from_size_align(len.max(1), ALIGN).ok()
+    let align = if len > 0 && len.is_multiple_of(PAGE) { PAGE } else { ALIGN };
+    Layout::from_size_align(len.max(1), align).ok()
 }
 
 impl Drop for Heap {
     fn drop(&mut self) {
         for address in self.ranges.keys().copied().collect::<Vec<_>>() {
-            // Registered memory is its owner's; the rest was leaked by the driver's user.
+            // Registered and other processes' memory is its owner's; the rest was leaked by the driver's user.
             let _ = self.free(address, |_| true);
         }
     }

@@ -9,6 +9,7 @@
 mod abi;
 mod heap;
 mod image;
+mod ipc;
 mod settings;
 mod shims;
 mod state;

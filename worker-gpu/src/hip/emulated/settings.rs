@@ -29,6 +29,8 @@ pub struct Faults {
     pub refuse_register: bool,
     /// Copies between devices report success and deliver garbage.
     pub garble_peer: bool,
+    /// Memory of other processes cannot be opened.
+    pub refuse_peer: bool,
 }
 
 /// Everything about the emulated device.
@@ -84,6 +86,7 @@ impl Settings {
             "lose-at-call" => faults.lose_at_call = nth()?,
             "refuse-register" => faults.refuse_register = value.parse().ok()?,
             "garble-peer" => faults.garble_peer = value.parse().ok()?,
+            "refuse-peer" => faults.refuse_peer = value.parse().ok()?,
             _ => return None,
         }
         Some(())
@@ -122,19 +125,22 @@ impl fmt::Display for Settings {
             self.devices,
             self.memory / scale
         )?;
-        let Faults { fail_allocation, fail_launch, hang_launch, lose_at_call, refuse_register, garble_peer } =
-            self.faults;
+        let faults = self.faults;
         for (option, nth) in [
-            ("fail-allocation", fail_allocation),
-            ("fail-launch", fail_launch),
-            ("hang-launch", hang_launch),
-            ("lose-at-call", lose_at_call),
+            ("fail-allocation", faults.fail_allocation),
+            ("fail-launch", faults.fail_launch),
+            ("hang-launch", faults.hang_launch),
+            ("lose-at-call", faults.lose_at_call),
         ] {
             if let Some(nth) = nth {
                 write!(f, ",{option}={nth}")?;
             }
         }
-        for (option, set) in [("refuse-register", refuse_register), ("garble-peer", garble_peer)] {
+        for (option, set) in [
+            ("refuse-register", faults.refuse_register),
+            ("garble-peer", faults.garble_peer),
+            ("refuse-peer", faults.refuse_peer),
+        ] {
             if set {
                 write!(f, ",{option}=true")?;
             }
@@ -153,7 +159,7 @@ mod tests {
         for text in [
             "wave=32,order=forward,devices=1,memory=4GiB",
             "wave=64,order=random/7,devices=3,memory=1025KiB,fail-allocation=3,hang-launch=2",
-            "wave=64,order=reverse,devices=1,memory=0GiB,refuse-register=true,garble-peer=true",
+            "wave=64,order=reverse,devices=1,memory=0GiB,refuse-register=true,garble-peer=true,refuse-peer=true",
         ] {
             assert_eq!(Settings::parse(text).unwrap().to_string(), text);
         }

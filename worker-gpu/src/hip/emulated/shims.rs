@@ -2,7 +2,7 @@
 
 use super::super::api::{
     CopyKind, FunctionAttribute, HipApi, RawEvent, RawFunction, RawGraph, RawGraphExec, RawGraphNode,
-    RawModule, RawStream,
+    RawIpcHandle, RawModule, RawStream,
 };
 use super::super::status::{self, Status};
 use super::STATE;
@@ -12,7 +12,7 @@ use super::work::Work;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::rc::Rc;
 
-/// HIP's table on the emulated device. Memory cannot be shared with other processes, so those functions are missing.
+/// HIP's table on the emulated device.
 pub(super) fn table() -> HipApi {
     HipApi {
         init,
@@ -62,9 +62,9 @@ pub(super) fn table() -> HipApi {
         device_enable_peer_access: Some(device_peer_access),
         device_disable_peer_access: Some(device_disable_peer_access),
         memcpy_peer_async: Some(memcpy_peer_async),
-        ipc_get_mem_handle: None,
-        ipc_open_mem_handle: None,
-        ipc_close_mem_handle: None,
+        ipc_get_mem_handle: Some(ipc_get_mem_handle),
+        ipc_open_mem_handle: Some(ipc_open_mem_handle),
+        ipc_close_mem_handle: Some(ipc_close_mem_handle),
     }
 }
 
@@ -229,7 +229,12 @@ unsafe extern "C" fn memcpy_async(
 ) -> Status {
     call(|state| {
         state.check_copy(to.addr(), from.addr(), len, kind)?;
-        state.queue(id(stream), copy_work(to, from, len))
+        let work = if state.is_peer_copy(to.addr(), from.addr(), len)? {
+            Work::PeerCopy { to: to.expose_provenance(), from: from.expose_provenance(), len }
+        } else {
+            copy_work(to, from, len)
+        };
+        state.queue(id(stream), work)
     })
 }
 
@@ -415,4 +420,20 @@ unsafe extern "C" fn device_peer_access(peer: c_int, _flags: c_uint) -> Status {
 
 unsafe extern "C" fn device_disable_peer_access(peer: c_int) -> Status {
     call(|state| state.check_device(ordinal(peer)?))
+}
+
+unsafe extern "C" fn ipc_get_mem_handle(handle: *mut RawIpcHandle, address: *mut c_void) -> Status {
+    call(|state| put(handle, RawIpcHandle { reserved: state.share(address.addr())? }))
+}
+
+unsafe extern "C" fn ipc_open_mem_handle(
+    address: *mut *mut c_void,
+    handle: RawIpcHandle,
+    _flags: c_uint,
+) -> Status {
+    call(|state| put(address, std::ptr::with_exposed_provenance_mut(state.import(handle.reserved)?)))
+}
+
+unsafe extern "C" fn ipc_close_mem_handle(address: *mut c_void) -> Status {
+    release(|state| state.heap.close(address.addr()))
 }

@@ -5,6 +5,7 @@ use super::super::properties::{DeviceInfo, PciAddress};
 use super::super::status::{self, Status};
 use super::heap::{Heap, Owner};
 use super::image::Image;
+use super::ipc::Handle;
 use super::work::{Entry, Stacks, Work};
 use super::{Counters, Settings};
 use std::collections::BTreeMap;
@@ -187,7 +188,7 @@ impl State {
     pub fn check_copy(&self, to: usize, from: usize, len: usize, kind: CopyKind) -> Result<(), Status> {
         let (to, from) = (self.heap.owner(to, len)?, self.heap.owner(from, len)?);
         let on_device = |owner: Option<Owner>| owner.is_some();
-        let on_host = |owner: Option<Owner>| !matches!(owner, Some(Owner::Device(_)));
+        let on_host = |owner: Option<Owner>| !matches!(owner, Some(Owner::Device(_) | Owner::Imported(_)));
         let right = match kind {
             CopyKind::HOST_TO_DEVICE => on_device(to) && on_host(from),
             CopyKind::DEVICE_TO_HOST => on_host(to) && on_device(from),
@@ -199,10 +200,38 @@ impl State {
 
     pub fn check_device_range(&self, ordinal: Option<u32>, address: usize, len: usize) -> Result<(), Status> {
         match (self.heap.owner(address, len)?, ordinal) {
-            (Some(Owner::Device(owner)), Some(ordinal)) if owner == ordinal => Ok(()),
+            (Some(Owner::Device(owner) | Owner::Imported(owner)), Some(ordinal)) if owner == ordinal => {
+                Ok(())
+            }
             (Some(_), None) => Ok(()),
             _ => Err(status::INVALID_VALUE),
         }
+    }
+
+    /// Whether a copy goes from one device to another, or to another process.
+    pub fn is_peer_copy(&self, to: usize, from: usize, len: usize) -> Result<bool, Status> {
+        Ok(match (self.heap.owner(to, len)?, self.heap.owner(from, len)?) {
+            (Some(Owner::Device(to)), Some(Owner::Device(from))) => to != from,
+            (Some(Owner::Imported(_)), _) | (_, Some(Owner::Imported(_))) => true,
+            _ => false,
+        })
+    }
+
+    /// A handle with which other processes can open memory of a device.
+    pub fn share(&mut self, address: usize) -> Result<[u8; 64], Status> {
+        self.take()?;
+        Ok(self.heap.share(address)?.to_bytes())
+    }
+
+    /// Opens another process's memory.
+    pub fn import(&mut self, handle: [u8; 64]) -> Result<usize, Status> {
+        self.take()?;
+        let handle = Handle::from_bytes(handle)?;
+        self.check_device(handle.ordinal)?;
+        if self.settings.faults.refuse_peer {
+            return Err(status::NOT_SUPPORTED);
+        }
+        self.heap.import(&handle)
     }
 
     // Objects

@@ -1,0 +1,176 @@
+//! How residual rows get from a stage on a GPU to the next one: through the ring, or straight into its memory.
+//!
+//! The driver's word counts for nothing: before workers start, every pair of neighbours is looked up among the results of link tests, and tested
+//! if it is not there. After all have loaded, so that links are the last thing that takes memory of a device, the later stage shares
+//! memory and the earlier one opens it. Whatever fails on the way, rows go through the ring, and the reason is told.
+
+use super::error::WorkerError;
+use super::load::wait_for_news;
+use super::{LoadProgress, LoadWatcher, Worker};
+use serde::Serialize;
+use spillway_protocol::control::{DeviceShare, FromWorker, ToWorker};
+use spillway_protocol::plan::{Execution, GpuDevice, Plan, Stage};
+use spillway_worker_gpu::links::{self, End, Verdict};
+use spillway_worker_gpu::{link_cache, probe_command};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Longest silence of a worker that was asked to share or open memory.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// Which way rows take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkPath {
+    /// Written into the next stage's memory by the device.
+    Peer,
+    /// Through the ring in the host's memory.
+    Staged,
+}
+
+impl LinkPath {
+    /// For messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            LinkPath::Peer => "peer",
+            LinkPath::Staged => "staged",
+        }
+    }
+}
+
+/// Two neighbouring stages on GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Link {
+    /// The earlier stage; the other one follows it.
+    pub from: usize,
+    /// Which way rows take.
+    pub path: LinkPath,
+    /// Why they do not take the shorter one.
+    pub reason: Option<String>,
+}
+
+impl Link {
+    fn peer(from: usize) -> Self {
+        Link { from, path: LinkPath::Peer, reason: None }
+    }
+
+    fn staged(from: usize, reason: impl Into<String>) -> Self {
+        Link { from, path: LinkPath::Staged, reason: Some(reason.into()) }
+    }
+}
+
+/// The links of a plan as tests allow them. Takes seconds where a pair was never tested.
+pub(super) fn decide(plan: &Plan, exe: &Path) -> Vec<Link> {
+    let pairs = plan.stages.windows(2).enumerate();
+    let gpus = pairs.filter_map(|(from, pair)| Some((from, gpu(&pair[0])?, gpu(&pair[1])?)));
+    let decide = |(from, first, second)| match allowed(plan, exe, first, second) {
+        Ok(()) => Link::peer(from),
+        Err(reason) => Link::staged(from, reason),
+    };
+    gpus.map(decide).collect()
+}
+
+fn gpu(stage: &Stage) -> Option<&GpuDevice> {
+    match &stage.execution {
+        Execution::Gpu { device } => Some(device),
+        Execution::Cpu { .. } => None,
+    }
+}
+
+/// Whether the first device may write into the second one's memory, or why not.
+fn allowed(plan: &Plan, exe: &Path, first: &GpuDevice, second: &GpuDevice) -> Result<(), String> {
+    if !plan.peer_copies {
+        return Err("peer copies are switched off".into());
+    }
+    if first.provider != second.provider {
+        return Err("the devices belong to different drivers".into());
+    }
+    match verdict(exe, &End::from(first), &End::from(second))? {
+        Verdict::Works { .. } => Ok(()),
+        Verdict::Refused { reason } => Err(reason),
+    }
+}
+
+/// What a test found, now or earlier.
+fn verdict(exe: &Path, first: &End, second: &End) -> Result<Verdict, String> {
+    let cache = link_cache();
+    if let Some(known) = cache.find(first, second) {
+        return Ok(known);
+    }
+    let found = links::test(&probe_command(exe), first, second)?;
+    if let Err(error) = cache.store(first, second, &found) {
+        tracing::warn!(%error, "the result of a link test cannot be kept; the next load tests again");
+    }
+    Ok(found)
+}
+
+/// Arranges the links that were decided on, tells of them, and lets every worker serve. What lies between two workers that serve
+/// already stays as it was `before`.
+pub(super) fn arrange(
+    workers: &mut [Worker],
+    decided: &[Link],
+    before: &[Link],
+    watcher: &mut dyn LoadWatcher,
+) -> Result<Vec<Link>, WorkerError> {
+    let mut links = Vec::with_capacity(decided.len());
+    for decided in decided {
+        let from = decided.from;
+        let stays = workers[from].serving && workers[from + 1].serving;
+        if let Some(link) = before.iter().find(|link| stays && link.from == from) {
+            links.push(link.clone());
+            continue;
+        }
+        let mut link = decided.clone();
+        if link.path == LinkPath::Peer
+            && let Err(reason) = connect(workers, from)?
+        {
+            link = Link::staged(from, reason);
+        }
+        if let Some(reason) = &link.reason {
+            tracing::info!(from, to = from + 1, %reason, "rows between two GPUs go through the host");
+        }
+        watcher.progress(LoadProgress::Link(link.clone()));
+        links.push(link);
+    }
+    for worker in workers.iter_mut().filter(|worker| !worker.serving) {
+        worker.send(&ToWorker::Serve)?;
+        worker.serving = true;
+    }
+    Ok(links)
+}
+
+/// Opens a way from stage `from` into the memory of the next; the inner error is the reason why there is none.
+fn connect(workers: &mut [Worker], from: usize) -> Result<Result<(), String>, WorkerError> {
+    let share: DeviceShare = match workers[from + 1].ask(&ToWorker::Offer)? {
+        FromWorker::Offered(Ok(share)) => share,
+        FromWorker::Offered(Err(reason)) => return Ok(Err(reason)),
+        other => return Err(workers[from + 1].protocol_error(format!("{other:?} while linking"))),
+    };
+    match workers[from].ask(&ToWorker::Connect(share))? {
+        FromWorker::Connected(connected) => Ok(connected),
+        other => Err(workers[from].protocol_error(format!("{other:?} while linking"))),
+    }
+}
+
+impl Worker {
+    /// Sends a request and waits for its answer.
+    fn ask(&mut self, request: &ToWorker) -> Result<FromWorker, WorkerError> {
+        self.send(request)?;
+        let asked = Instant::now();
+        loop {
+            match self.next_message()? {
+                Some(FromWorker::Failed { code, message }) => {
+                    return Err(WorkerError::Reported { worker: self.name(), code, message });
+                }
+                Some(answer) => return Ok(answer),
+                None if asked.elapsed() > ANSWER_LIMIT => {
+                    let seconds = asked.elapsed().as_secs();
+                    return Err(WorkerError::Silent { worker: self.name(), seconds, phase: "linking" });
+                }
+                None => {
+                    wait_for_news(std::slice::from_ref(self), ANSWER_LIMIT.saturating_sub(asked.elapsed()))
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The real program on an emulated device that fails: memory that runs out, kernels that fail or never end, a device that is gone.
+//! Every request has one end, and no process stays behind.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+#[path = "support/gpu.rs"]
+mod gpu;
+mod support;
+
+use gpu::{can_compile, command, run};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use support::{Daemon, Models, endless, is_running, long_model, signal, until_running, wait, workers_of};
+
+/// How soon a request or a command ends that waits for a kernel that never does.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+/// Far enough into an answer that tokens have been seen, near enough to come soon.
+const MIDSTREAM_LAUNCH: &str = "2000";
+const MIDSTREAM_CALL: &str = "4000";
+
+/// Memory may run out at any allocation of a load. (All of them are tried in the worker's own tests.)
+#[test]
+fn a_load_that_runs_out_of_memory_is_refused_and_leaves_nothing() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let model = models.tiny();
+    let logits = |nth: usize| {
+        let devices = format!("emulated:fail-allocation={nth}");
+        run(&[
+            "logits",
+            "--json",
+            "--quiet",
+            "--ids",
+            "1,2",
+            "--devices",
+            &devices,
+            "-m",
+            model.to_str().unwrap(),
+        ])
+    };
+    // Fibonacci's numbers: many places near the beginning, and the last one beyond the load.
+    let (mut nth, mut next, mut refusals) = (1, 2, 0);
+    loop {
+        let ran = logits(nth);
+        if ran.code == Some(0) {
+            break;
+        }
+        assert_eq!(ran.code, Some(4), "{nth}: {ran:?}");
+        let last = ran.json_lines().pop().unwrap();
+        assert_eq!(last["code"], "gpu_out_of_memory", "{nth}: {last}");
+        let message = last["message"].as_str().unwrap();
+        assert!(message.contains("stage 0") && message.contains("fewer layers"), "{nth}: {message}");
+        refusals += 1;
+        (nth, next) = (next, nth + next);
+    }
+    assert!(refusals >= 8, "{refusals}");
+}
+
+/// Loads a model whose answers are long onto a device.
+fn daemon_on(models: &Models, devices: &str) -> Daemon {
+    let mut daemon = Daemon::spawn(command(&["daemon"]));
+    daemon.main.load(&long_model(models), json!({"devices": devices}));
+    daemon
+}
+
+/// A device that is lost ends the request with `gpu_lost`; the daemon goes on, and a load on a device that works serves again.
+#[test]
+fn a_device_lost_in_mid_answer_ends_the_request_and_the_next_load_works() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    for fault in [format!("lose-at-call={MIDSTREAM_CALL}"), format!("fail-launch={MIDSTREAM_LAUNCH}")] {
+        let mut daemon = daemon_on(&models, &format!("emulated:{fault}"));
+        let workers = daemon.workers();
+        daemon.main.send(endless("r"));
+        until_running(&mut daemon.main, "r");
+        let (_, end) = daemon.main.answer("r");
+        assert_eq!((&end["type"], &end["code"]), (&json!("error"), &json!("gpu_lost")), "{end}");
+        assert_eq!((&end["class"], &end["retryable"]), (&json!("transient"), &json!(true)), "{end}");
+        assert!(!workers.iter().any(|&pid| is_running(pid)), "{fault}");
+        assert_eq!(daemon.main.ask(json!({"type": "diag"}), "diag")["state"], "failed");
+        daemon.main.load(&models.tiny(), json!({"devices": "emulated"}));
+        daemon.main.send(support::ask("again", 3));
+        assert_eq!(daemon.main.answer("again").1["type"], "done");
+        daemon.finish();
+    }
+}
+
+/// `run --json` on a device, with the first event it prints.
+fn started(model: &Path, devices: &str) -> (std::process::Child, Value) {
+    let args = ["run", "-p", "x", "-n", "60000", "--ignore-eos", "--json", "--max-seq", "4096", "--quiet"];
+    let mut child = command(&[&args[..], &["--devices", devices, "-m", model.to_str().unwrap()]].concat())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    stdout.read_line(&mut line).unwrap();
+    // Whoever waits for the child does not read on: a thread does, so that a full pipe stops nothing.
+    std::thread::spawn(move || stdout.lines().for_each(drop));
+    (child, serde_json::from_str(&line).unwrap())
+}
+
+#[test]
+fn a_device_lost_in_mid_answer_ends_a_command_with_exit_code_4() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let devices = format!("emulated:lose-at-call={MIDSTREAM_CALL}");
+    let (mut child, first) = started(&long_model(&models), &devices);
+    assert_eq!(first["type"], "token");
+    assert_eq!(wait(&mut child).code(), Some(4));
+    assert_eq!(workers_of(child.id()), [0; 0]);
+}
+
+/// A kernel that never ends holds its worker; an abort ends the request all the same, and unloading ends the worker.
+#[test]
+fn a_hung_kernel_does_not_hold_an_abort_or_the_end_of_its_worker() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let mut daemon = daemon_on(&models, &format!("emulated:hang-launch={MIDSTREAM_LAUNCH}"));
+    let workers = daemon.workers();
+    daemon.main.send(endless("r"));
+    until_running(&mut daemon.main, "r");
+    let quiet = daemon.main.is_quiet_for(Duration::from_secs(1));
+    assert!(quiet, "the kernel hangs");
+    let asked = Instant::now();
+    daemon.main.send(json!({"type": "abort", "id": "r"}));
+    let (_, end) = daemon.main.answer("r");
+    assert_eq!((&end["type"], &end["reason"]), (&json!("aborted"), &json!("client")), "{end}");
+    assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
+    let asked = Instant::now();
+    daemon.main.ask(json!({"type": "unload"}), "unloaded");
+    assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
+    assert!(!workers.iter().any(|&pid| is_running(pid)));
+    daemon.finish();
+}
+
+/// The same for Ctrl-C, in an answer and in a load.
+#[test]
+fn a_hung_kernel_does_not_hold_an_interrupt() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let devices = format!("emulated:hang-launch={MIDSTREAM_LAUNCH}");
+    let (mut child, first) = started(&long_model(&models), &devices);
+    assert_eq!(first["type"], "token");
+    let workers = workers_of(child.id());
+    let busy = || workers.iter().map(|&pid| processor_time(pid)).sum::<u64>();
+    support::eventually("the kernel hangs", || {
+        let before = busy();
+        std::thread::park_timeout(Duration::from_millis(200));
+        busy() == before
+    });
+    let asked = Instant::now();
+    signal(child.id(), Signal::SIGINT);
+    assert_eq!(wait(&mut child).code(), Some(130));
+    assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
+    assert!(!workers.iter().any(|&pid| is_running(pid)));
+}
+
+/// Ticks that a process has computed.
+fn processor_time(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    // After the name: user time is field 12, system time field 13.
+    fields.get(11..13).map_or(0, |times| times.iter().map(|time| time.parse::<u64>().unwrap_or(0)).sum())
+}
+
+/// A GPU worker that answers nothing, not even a request to end, is killed after its time.
+#[test]
+fn a_worker_that_does_not_answer_is_killed() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let mut daemon = daemon_on(&models, "emulated");
+    let workers = daemon.workers();
+    signal(workers[0], Signal::SIGSTOP);
+    let asked = Instant::now();
+    daemon.main.ask(json!({"type": "unload"}), "unloaded");
+    assert!(asked.elapsed() < AT_ONCE + Duration::from_secs(2), "{:?}", asked.elapsed());
+    assert!(!is_running(workers[0]));
+    daemon.finish();
+}
