@@ -44,12 +44,32 @@ pub struct LoadStats {
     pub pinned_bytes: u64,
     /// Private host memory: weights, KV, states, scratch.
     pub host_bytes: u64,
-    /// Weight bytes per layer of the band, as stored.
-    pub layer_bytes: Vec<u64>,
+    /// Weights of each layer of the band, as stored.
+    pub layers: Vec<LayerBytes>,
+    /// Formats of the matrices of the band's layers.
+    pub formats: Vec<String>,
     /// Name of the kernel set that computes (for example `avx512vnni`).
     pub kernels: String,
     /// Load time in milliseconds.
     pub load_ms: u64,
+}
+
+/// Where a worker keeps the weights of one layer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerBytes {
+    /// In device memory.
+    pub device: u64,
+    /// In page-locked host memory that the device reads.
+    pub pinned: u64,
+    /// In private host memory.
+    pub host: u64,
+}
+
+impl LayerBytes {
+    /// All of them.
+    pub fn total(self) -> u64 {
+        self.device + self.pinned + self.host
+    }
 }
 
 /// From a worker to the coordinator.
@@ -81,4 +101,4 @@ pub enum FromWorker {
 }
 
 /// Version of control messages, step frames, rings and status pages together.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;

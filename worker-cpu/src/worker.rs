@@ -1,13 +1,16 @@
 //! The worker process of a CPU band.
 
 use crate::band::{Band, BandError, BandLoadError, BandSpec, Observer};
+use crate::load::LoadError;
+use crate::trace::ExecTrace;
 use spillway_kernels::pool::{PoolError, ThreadPool};
 use spillway_kernels::topology;
 use spillway_model::file::ModelFile;
-use spillway_protocol::control::{LoadBand, LoadStats};
+use spillway_protocol::control::{LayerBytes, LoadBand, LoadStats};
 use spillway_protocol::frame::StepFrame;
 use spillway_protocol::plan::Execution;
 use spillway_worker::band::LogitsSink;
+use spillway_worker::weights::format_names;
 use spillway_worker::{LoadProgress, Loaded, ProcessError, Worker};
 use std::sync::Arc;
 
@@ -17,13 +20,13 @@ pub struct CpuWorker;
 
 impl Worker for CpuWorker {
     const NAME: &'static str = "worker-cpu";
-    type Band = Band;
+    type Band = Traced;
 
     fn load(
         model: &Arc<ModelFile>,
         load: &LoadBand,
         progress: &mut LoadProgress<'_>,
-    ) -> Result<Loaded<Band>, ProcessError> {
+    ) -> Result<Loaded<Traced>, ProcessError> {
         let Execution::Cpu { threads, node } = load.stage.execution else {
             return Err(ProcessError::band(
                 "wrong_worker",
@@ -39,12 +42,27 @@ impl Worker for CpuWorker {
         let band = Band::load(model, spec, pool(threads, node)?, progress)?;
         let stats = LoadStats {
             host_bytes: band.bytes().private(),
-            layer_bytes: band.layer_bytes().to_vec(),
+            layers: band
+                .layer_bytes()
+                .iter()
+                .map(|&host| LayerBytes { host, ..LayerBytes::default() })
+                .collect(),
+            formats: format_names(model, &model.program().layers[load.stage.layers.clone()])
+                .map_err(LoadError::from)
+                .map_err(BandLoadError::from)?,
             kernels: band.kernels().into(),
             ..LoadStats::default()
         };
-        Ok(Loaded { band, stats })
+        let trace = ExecTrace::from_env(load.stage.layers.clone(), &stats.formats);
+        Ok(Loaded { band: Traced { band, trace }, stats })
     }
+}
+
+/// A band and what is told of its steps.
+#[derive(Debug)]
+pub struct Traced {
+    band: Band,
+    trace: ExecTrace,
 }
 
 /// Tells that layers are done.
@@ -56,29 +74,30 @@ impl Observer for Counter<'_> {
     }
 }
 
-impl spillway_worker::Band for Band {
+impl spillway_worker::Band for Traced {
     fn embed(&mut self, ids: &[u32]) -> Result<(), ProcessError> {
-        Ok(Band::embed(self, ids)?)
+        Ok(self.band.embed(ids)?)
     }
 
     fn input(&mut self, tokens: usize) -> Result<&mut [f32], ProcessError> {
-        Ok(Band::input(self, tokens)?)
+        Ok(self.band.input(tokens)?)
     }
 
     fn run(&mut self, frame: &StepFrame, layer_done: &mut dyn FnMut()) -> Result<(), ProcessError> {
-        Ok(Band::run(self, frame, &mut Counter(layer_done))?)
+        self.trace.see(frame);
+        Ok(self.band.run(frame, &mut Counter(layer_done))?)
     }
 
     fn residual(&mut self, tokens: usize) -> Result<&[f32], ProcessError> {
-        Ok(Band::residual(self, tokens))
+        Ok(self.band.residual(tokens))
     }
 
     fn logits(&mut self, frame: &StepFrame, sink: &mut LogitsSink<'_>) -> Result<(), ProcessError> {
-        Band::logits(self, frame, sink)
+        self.band.logits(frame, sink)
     }
 
     fn rest(&mut self) {
-        Band::rest(self);
+        self.band.rest();
     }
 }
 

@@ -8,9 +8,13 @@ use crate::planner::bytes;
 use spillway_worker_gpu::devices::{DeviceReport, Survey, survey};
 use std::fmt::Write as _;
 
+/// Environment variable with the provider to look at when none is named: for machines with several, and for tests.
+const PROVIDER_ENV: &str = "SPILLWAY_PROVIDER";
+
 /// Prints the devices.
 pub fn devices(args: &DevicesArgs) -> Result<(), Failure> {
-    let survey = survey(args.provider.as_deref());
+    let from_env = || std::env::var(PROVIDER_ENV).ok().filter(|provider| !provider.is_empty());
+    let survey = survey(args.provider.clone().or_else(from_env).as_deref());
     if args.json { output::json(&survey) } else { output::text(&listing(&survey)) }
 }
 

@@ -32,6 +32,7 @@ pub use request::{
 };
 pub use shared::{EngineStatus, StageStatus};
 
+use crate::cards::CardLocks;
 use crate::open::LoadedModel;
 use crate::workers::LoadProgress;
 use answer::Answer;
@@ -56,6 +57,8 @@ pub struct EngineOptions {
     /// Steps that may be in the pipeline at once; default: one per stage where every stage has CPUs of its own, else one
     /// (see [`steps_in_flight`](crate::planner::steps_in_flight)).
     pub steps_in_flight: Option<usize>,
+    /// Locks on the plan's cards, held until the workers have ended.
+    pub cards: CardLocks,
 }
 
 /// A handle to a running engine; clones share it. The engine ends with [`Engine::shutdown`] or when the last handle is

@@ -1,6 +1,7 @@
 //! Bands and what their bytes are for.
 
-use super::request::{Split, Wishes};
+use super::request::{Division, Offload, Wishes};
+use super::split::Job;
 use super::{LayerSizes, ModelSummary, Refusal};
 use spillway_kernels::activations::{Activations, Forms};
 use spillway_protocol::plan::{KV_BLOCK_TOKENS, Limits, StageBytes};
@@ -13,6 +14,8 @@ use std::ops::Range;
 pub(super) struct Band {
     pub layers: Range<usize>,
     pub processor: Processor,
+    /// Layers whose weights a GPU reads from host memory: the first so many.
+    pub mapped: usize,
 }
 
 /// What runs a band.
@@ -20,40 +23,71 @@ pub(super) struct Band {
 pub(super) enum Processor {
     /// A CPU worker, the n-th.
     Cpu(usize),
-    /// A GPU, by its place in the survey.
+    /// A GPU, by its seat in the pipeline.
     Gpu(usize),
 }
 
-/// Cuts `layers` layers into contiguous bands: CPU workers first, then GPUs with the last `gpu_layers` layers.
-pub(super) fn bands(layers: usize, wishes: &Wishes, gpu_layers: usize) -> Result<Vec<Band>, Refusal> {
-    let Wishes { gpus, split, .. } = wishes;
-    let (counts, cpu_stages) = match split {
-        Split::Explicit { counts, cpu_stages } => (explicit(layers, counts)?, *cpu_stages),
-        Split::Uniform { cpu_stages, gpu_stages } => {
-            let spilled = layers - gpu_layers;
-            let cpu_stages = if spilled > 0 { *cpu_stages } else { 0 };
-            let mut counts = uniform(spilled, cpu_stages)?;
-            counts.extend(uniform(gpu_layers, *gpu_stages)?);
-            (counts, cpu_stages)
+/// Cuts the model into contiguous bands: CPU workers first, then GPUs. The last `resident` layers are in devices' memory; those
+/// before them run on CPU workers, or on the first GPU out of host memory.
+pub(super) fn bands(
+    model: &ModelSummary,
+    wishes: &Wishes,
+    least: &Limits,
+    resident: usize,
+) -> Result<Vec<Band>, Refusal> {
+    let layers = model.layers.len();
+    let spilled = layers - resident;
+    let (on_cpu, mapped) = match wishes.offload {
+        Offload::Cpu => (spilled, 0),
+        Offload::Pcie => (0, spilled),
+    };
+    let gpus = wishes.seats.len();
+    let (cpu_counts, mut gpu_counts) = match &wishes.division {
+        Division::Explicit(counts) => {
+            let counts = explicit(layers, counts)?;
+            let (cpu, gpu) = counts.split_at(counts.len() - gpus);
+            (cpu.to_vec(), gpu.to_vec())
+        }
+        Division::Uniform => (uniform(on_cpu, wishes.cpu_stages)?, uniform_on_gpus(resident, gpus)?),
+        Division::Weighted => {
+            // Refuses what has too few layers.
+            uniform_on_gpus(resident, gpus)?;
+            let bandwidths = wishes.bandwidths.as_deref();
+            let job = Job { model, limits: least, seats: &wishes.seats, bandwidths };
+            let mut counts = job.counts(on_cpu..layers, mapped);
+            counts[0] -= mapped;
+            (uniform(on_cpu, wishes.cpu_stages)?, counts)
         }
     };
+    if let Some(first) = gpu_counts.first_mut() {
+        *first += mapped;
+    }
+    let processors = (0..cpu_counts.len()).map(Processor::Cpu).chain((0..gpus).map(Processor::Gpu));
     let mut start = 0;
-    let processors = (0..cpu_stages).map(Processor::Cpu).chain(gpus.iter().copied().map(Processor::Gpu));
-    Ok(counts
-        .into_iter()
+    Ok(cpu_counts
+        .iter()
+        .chain(&gpu_counts)
         .zip(processors)
         .map(|(count, processor)| {
             start += count;
-            Band { layers: start - count..start, processor }
+            let mapped = if processor == Processor::Gpu(0) { mapped } else { 0 };
+            Band { layers: start - count..start, processor, mapped }
         })
         .collect())
 }
 
-/// `layers / stages` each, the remainder one by one to the first.
+/// Uniform bands of resident layers. The only GPU may have none: then it reads everything from host memory.
+fn uniform_on_gpus(resident: usize, gpus: usize) -> Result<Vec<usize>, Refusal> {
+    if gpus == 1 { Ok(vec![resident]) } else { spread(resident, gpus) }
+}
+
+/// Uniform bands, none where there is nothing to run.
 fn uniform(layers: usize, stages: usize) -> Result<Vec<usize>, Refusal> {
-    if stages == 0 && layers == 0 {
-        return Ok(Vec::new());
-    }
+    if layers == 0 { Ok(Vec::new()) } else { spread(layers, stages) }
+}
+
+/// `layers / stages` each, the remainder one by one to the first.
+fn spread(layers: usize, stages: usize) -> Result<Vec<usize>, Refusal> {
     if stages > layers {
         return Err(Refusal::TooFewLayers { stages, layers });
     }
@@ -87,34 +121,49 @@ pub(super) fn stage_bytes(model: &ModelSummary, limits: &Limits, band: &Band) ->
     let layers = &model.layers[band.layers.clone()];
     let sum = |of: fn(&LayerSizes) -> u64| layers.iter().map(of).sum::<u64>();
     let (embed, head) = (band.layers.start == 0, band.layers.end == model.layers.len());
-    let at_head = |bytes: u64| if head { bytes } else { 0 };
-    let (weights, scratch, pinned) = match band.processor {
-        Processor::Cpu(_) => (
-            sum(|layer| layer.weights) + at_head(model.head_bytes),
-            scratch_bytes(layers, limits) + at_head(head_scratch_bytes(model, limits)),
-            0,
-        ),
-        Processor::Gpu(_) => gpu_bytes(model, limits, layers, head),
+    let of_processor = match band.processor {
+        Processor::Cpu(_) => cpu_bytes(model, limits, layers, head),
+        Processor::Gpu(_) => gpu_bytes(model, limits, layers, head, band.mapped),
     };
     StageBytes {
-        weights,
         embedding: if embed { model.embedding_bytes } else { 0 },
         kv: kv_bytes(sum(|layer| layer.kv_elements), limits),
         state: sum(|layer| layer.state_values) * 4 * limits.max_sequences as u64,
-        scratch,
         rings: super::rings::outgoing_bytes(model, limits, head)
             + if embed { super::rings::incoming_bytes(model, limits) } else { 0 },
-        pinned,
+        ..of_processor
+    }
+}
+
+/// Weights and scratch of a CPU worker.
+fn cpu_bytes(model: &ModelSummary, limits: &Limits, layers: &[LayerSizes], head: bool) -> StageBytes {
+    let at_head = |bytes: u64| if head { bytes } else { 0 };
+    StageBytes {
+        weights: layers.iter().map(|layer| layer.weights).sum::<u64>() + at_head(model.head_bytes),
+        scratch: scratch_bytes(layers, limits) + at_head(head_scratch_bytes(model, limits)),
+        ..StageBytes::default()
     }
 }
 
 /// Weights and scratch on a device, and page-locked host memory.
-fn gpu_bytes(model: &ModelSummary, limits: &Limits, layers: &[LayerSizes], head: bool) -> (u64, u64, u64) {
-    let weights: u64 = layers.iter().map(|layer| layer.gpu.weights).sum();
+fn gpu_bytes(
+    model: &ModelSummary,
+    limits: &Limits,
+    layers: &[LayerSizes],
+    head: bool,
+    mapped: usize,
+) -> StageBytes {
+    let (in_host, on_device) = layers.split_at(mapped);
+    let weights: u64 = on_device.iter().map(|layer| layer.gpu.weights).sum();
     let needs = layers.iter().map(|layer| &layer.gpu.needs);
     let needs = Needs::new(model.gpu_widths, needs, head, *limits);
-    let head_weights = if head { model.gpu_head_bytes } else { 0 };
-    (weights + head_weights, needs.scratch_bytes(), needs.pinned_bytes())
+    StageBytes {
+        weights: weights + if head { model.gpu_head_bytes } else { 0 },
+        scratch: needs.scratch_bytes(),
+        pinned: needs.pinned_bytes(),
+        mapped: in_host.iter().map(|layer| layer.gpu.mapped).sum(),
+        ..StageBytes::default()
+    }
 }
 
 /// Width of every buffer: as wide as the widest layer needs it.

@@ -120,6 +120,8 @@ impl Workers {
         let (tokens, logits) = attach()?;
         let mut workers = Workers { workers: workers?, tokens, logits };
         load::load_all(&mut workers.workers, plan, epoch, progress)?;
+        let executions = plan.stages.iter().map(|stage| &stage.execution);
+        load::report_spill(executions.zip(workers.workers.iter().map(|worker| &worker.stats)));
         Ok(workers)
     }
 
