@@ -135,6 +135,41 @@ fn a_spill_is_what_the_plan_says() {
     assert!(!told(&[]).contains("partial offload"));
 }
 
+/// Layers in host memory take not a byte of the device's: a model runs on a device that its weights do not fit, to the same bits.
+#[test]
+fn layers_in_host_memory_take_none_of_the_devices() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let model = models.write("large.gguf", &TinyModel::new("qwen3").layers(12));
+    let path = model.to_str().unwrap();
+    let sizes = ["--max-seq", "64", "--parallel", "1", "--chunk", "8"];
+    let needed = |more: &[&str]| {
+        let args = ["plan", "-m", path, "--json", "--devices", "emulated"];
+        let plan = run(&[&args[..], &sizes, more].concat()).json();
+        let bytes = &plan["stages"][0]["bytes"];
+        ["weights", "kv", "state", "scratch"].map(|part| bytes[part].as_u64().unwrap()).iter().sum::<u64>()
+    };
+    let spill: &[&str] = &["--gpu-layer-budget", "2"];
+    let (all, least) = (needed(&[]), needed(spill));
+    assert!(least < all / 2, "ten of twelve layers are elsewhere: {least} of {all}");
+    // What the plan needs and the driver's share, no more.
+    let device = format!("emulated:memory={}", least + least / 32);
+    let small: &[&str] = &["--devices", &device];
+    let ids = "5,9,2,2,7,1,3";
+    let here = logits(&model, ids, &[&sizes[..], small, spill].concat());
+    assert_eq!(here, logits(&model, ids, &[&sizes[..], &["--devices", "emulated"]].concat()));
+    let args = ["logits", "--json", "--quiet", "--ids", ids, "-m", path];
+    let refused = run(&[&args[..], &sizes, small].concat());
+    assert_eq!(
+        (refused.code, refused.json()["code"].as_str()),
+        (Some(3), Some("out_of_memory")),
+        "{refused:?}"
+    );
+    assert!(refused.stderr.contains("gpu_layer_budget 2 would fit"), "{refused:?}");
+}
+
 /// Cards with ids are locked across processes; one that ends, however it ends, gives its card back.
 #[test]
 fn a_card_serves_one_process_unless_both_share_it() {
