@@ -6,11 +6,11 @@ use crate::hip::{Arena, Device, DeviceSlice, HipError, PinnedBuffer};
 use std::ptr::NonNull;
 
 /// Alignment of every weight in a block, that of device allocations.
-const ALIGN: u64 = 256;
+const ALIGN: usize = 256;
 
 /// Bytes that a weight of `bytes` bytes takes in a block. The planner charges with it and a block is sized by it.
 pub fn mapped_bytes(bytes: u64) -> u64 {
-    bytes.next_multiple_of(ALIGN)
+    bytes.next_multiple_of(ALIGN as u64)
 }
 
 /// The weights of one layer, page-locked.
@@ -35,7 +35,7 @@ impl MappedBlock {
     fn take(&mut self, bytes: usize) -> Result<Place, HipError> {
         let on_device = self.memory.on_device().part(self.used, bytes)?;
         let in_host = self.memory.host_ptr(self.used, bytes)?;
-        self.used = (self.used + bytes).next_multiple_of(ALIGN as usize);
+        self.used = (self.used + bytes).next_multiple_of(ALIGN);
         Ok(Place { on_device, in_host: Some(in_host) })
     }
 }
