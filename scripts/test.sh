@@ -9,6 +9,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/lib.sh"
 cd "$root"
 quick=${1:-}
+program="${CARGO_TARGET_DIR:-$root/target}/debug/spillway"
 need_packages cc:gcc
 need_rust
 
@@ -28,6 +29,14 @@ say "the real model that some tests use"
 if model=$(fetch_smollm2); then export SPILLWAY_SMOLLM2="$model"; else say "not available: its tests are skipped"; fi
 say "tests"
 cargo test --workspace --locked
+say "pipelines over emulated devices"
+if "$program" kernels build --arch emulated_wave32 >/dev/null; then
+  SPILLWAY_BIN="$program" scripts/pp-gate.sh --emulated
+elif [ "${SPILLWAY_REQUIRE_COMPILERS:-}" = 1 ]; then
+  die "kernels for emulated devices cannot be compiled"
+else
+  say "no C++ compiler: skipped"
+fi
 if [ "$quick" != --quick ]; then
   say "concurrency models (loom)"
   RUSTFLAGS="--cfg loom" cargo test --locked --release -p spillway-protocol -p spillway-kernels --lib --target-dir target/loom loom

@@ -144,6 +144,8 @@ fn a_placement_that_cannot_be_had_is_refused_with_its_own_code() {
     plan("--devices", "emulated:nothing=1", "no_gpu", "nothing");
     plan("--gpu-layer-budget", "auto", "gpu_layer_budget_without_gpu", "auto");
     plan("--offload-exec", "pcie", "offload_exec_without_gpu", "pcie");
+    plan("--split", "auto", "needs_gpu", "split");
+    plan("--vram-limit", "8GiB", "needs_gpu", "vram_limit");
     plan("--kv-type", "q8", "kv_type_unknown", "q8");
     plan("--activations", "int4", "activations_unknown", "int4");
     assert_refused(
@@ -193,6 +195,52 @@ fn the_plan_covers_every_layer_once_in_both_renderings() {
     for shown in ["0-1 + embedding", "2-2", "3-3 + head", "max_seq 512 of 512"] {
         assert!(table.contains(shown), "{table}");
     }
+}
+
+#[test]
+fn a_plan_is_kept_checked_and_compared() {
+    let models = Models::new();
+    let (tiny, first, second) = (models.tiny(), models.path("one.json"), models.path("two.json"));
+    let devices = "emulated:devices=2,ids=3";
+    let make = |file, more: &[&str]| {
+        let args = ["plan", "-m", text(&tiny), "--devices", devices, "--json", "--save", text(file)];
+        let ran = run(&[&args[..], more].concat());
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran.json()
+    };
+    let plan = make(&first, &[]);
+    make(&second, &["--pp-layers", "3,1"]);
+    assert_eq!(run(&["plan", "--load", text(&first), "--json"]).json(), plan);
+    let differences = run(&["plan", "--diff", text(&first), text(&second)]).stdout;
+    assert!(differences.contains("stages[0].layers.end: 2 -> 3\n"), "{differences}");
+    let listed = run(&["plan", "--diff", text(&first), text(&second), "--json"]).json();
+    assert!(listed.as_array().unwrap().iter().any(|one| one["path"] == "stages[1].layers.start"), "{listed}");
+    assert_eq!(run(&["plan", "--diff", text(&first), text(&first)]).stdout, "the plans are the same\n");
+
+    // The same file elsewhere is the same model; another one is not.
+    let moved = models.path("moved.gguf");
+    std::fs::rename(&tiny, &moved).unwrap();
+    let replayed = run(&["plan", "--load", text(&first), "-m", text(&moved), "--json"]).json();
+    assert_eq!(replayed["stages"], plan["stages"]);
+    let other = models.other();
+    assert_refused(
+        &["plan", "--load", text(&first), "-m", text(&other)],
+        3,
+        "plan_other_model",
+        "architecture",
+    );
+    let gone = std::fs::read_to_string(&first).unwrap().replace("ids=3", "ids=4");
+    std::fs::write(&second, gone).unwrap();
+    assert_refused(
+        &["plan", "--load", text(&second), "-m", text(&moved)],
+        3,
+        "plan_other_device",
+        "ffff:00:00.0",
+    );
+    std::fs::write(&second, "{}").unwrap();
+    assert_refused(&["plan", "--load", text(&second)], 3, "plan_file", "two.json");
+    assert_refused(&["plan", "--load", text(&first), "--pp", "2"], 2, "usage", "--load");
+    assert_refused(&["plan"], 2, "usage", "--model");
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn lines_that_are_wrong_get_an_error_and_the_daemon_goes_on() {
     client.expect_error(b"{\"type\":\"generate\",\"id\":\"r\",\"prompt\":7}\n", "wrong_type");
     client.expect_error(
         b"{\"type\":\"generate\",\"id\":\"r\",\"prompt\":\"x\",\"image\":\"a.png\"}\n",
-        "unsupported_field",
+        "vision_unsupported",
     );
     client.expect_error(b"{\"type\":\"abort\",\"id\":\"nobody\"}\n", "unknown_request");
     let mut long = vec![b'x'; 10_000_000];

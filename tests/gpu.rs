@@ -13,7 +13,7 @@ use gpu::{can_compile, command, run};
 use serde_json::{Value, json};
 use spillway_model::testing::{TinyModel, oracles};
 use std::path::Path;
-use support::{Daemon, Models};
+use support::{Daemon, Models, spillway};
 
 const ARCHITECTURES: [&str; 4] = ["llama", "qwen2", "qwen3", "qwen35"];
 
@@ -66,9 +66,128 @@ fn the_gpu_computes_what_the_cpu_computes() {
         assert!(off < 1e-3, "{architecture}: {off}");
         assert_eq!(on(&["--devices", "emulated:devices=2"]), one, "{architecture}: two devices");
         assert_eq!(on(&["--devices", "emulated", "--chunk", "3"]), one, "{architecture}: chunks");
-        let mixed = distance(&cpu, &on(&["--devices", "emulated", "--gpu-layer-budget", "2"]));
+        let spill = ["--gpu-layer-budget", "2"];
+        let on_cpu = on(&[&["--devices", "emulated", "--offload-exec", "cpu"], &spill[..]].concat());
+        let mixed = distance(&cpu, &on_cpu);
         assert!(mixed < 1e-3, "{architecture}: {mixed}");
+        for devices in ["emulated", "emulated:devices=2"] {
+            let mapped = on(&[&["--devices", devices], &spill[..]].concat());
+            assert_eq!(mapped, one, "{architecture}: two layers in host memory, {devices}");
+        }
+        assert_eq!(
+            on(&["--devices", "emulated", "--gpu-layer-budget", "0"]),
+            one,
+            "{architecture}: all layers there"
+        );
     }
+}
+
+/// What spilled is told from what was loaded, takes no device memory, and workers keep to their plans.
+#[test]
+fn a_spill_is_what_the_plan_says() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let model = models.write("q8.gguf", &TinyModel::new("qwen35").q8_0().layers(6));
+    let model = model.to_str().unwrap();
+    let told = |more: &[&str]| {
+        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+        let args = ["logits", "--json", "--quiet", "--ids", "1,2,3", "-m", model, "--devices", "emulated"];
+        let output = spillway(args.iter().chain(more))
+            .env("SPILLWAY_KERNEL_CACHE", cache)
+            .env("SPILLWAY_LOG", "info")
+            .env("SPILLWAY_CPU_EXEC_TRACE", "1")
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && !stderr.contains("from its plan"), "{stderr}");
+        stderr
+    };
+    let pcie = told(&["--gpu-layer-budget", "4"]);
+    assert!(pcie.contains("partial offload: 4 resident / 2 spilled, first GPU layer = 2"), "{pcie}");
+    assert!(pcie.contains("stage 0 on device 0 runs Q8_0") && !pcie.contains("cpu exec"), "{pcie}");
+    let cpu = told(&["--gpu-layer-budget", "4", "--offload-exec", "cpu"]);
+    assert!(cpu.contains("partial offload: 4 resident / 2 spilled, first GPU layer = 2"), "{cpu}");
+    assert!(cpu.contains("stage 0 on CPU runs Q8_0; stage 1 on device 0 runs Q8_0"), "{cpu}");
+    assert!(cpu.contains("cpu exec: layers 0-1, tokens 3, sequences 1, logit rows 3, formats Q8_0"), "{cpu}");
+    let typo = told(&["--gpu-layer-budget", "4", "--offload-exec", "cup"]);
+    assert!(typo.contains("`cup`") && typo.contains("2 spilled") && !typo.contains("cpu exec"), "{typo}");
+    assert!(!told(&[]).contains("partial offload"));
+}
+
+/// Layers in host memory take not a byte of the device's: a model runs on a device that its weights do not fit, to the same bits.
+#[test]
+fn layers_in_host_memory_take_none_of_the_devices() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let model = models.write("large.gguf", &TinyModel::new("qwen3").layers(12));
+    let path = model.to_str().unwrap();
+    let sizes = ["--max-seq", "64", "--parallel", "1", "--chunk", "8"];
+    let needed = |more: &[&str]| {
+        let args = ["plan", "-m", path, "--json", "--devices", "emulated"];
+        let plan = run(&[&args[..], &sizes, more].concat()).json();
+        let bytes = &plan["stages"][0]["bytes"];
+        ["weights", "kv", "state", "scratch"].map(|part| bytes[part].as_u64().unwrap()).iter().sum::<u64>()
+    };
+    let spill: &[&str] = &["--gpu-layer-budget", "2"];
+    let (all, least) = (needed(&[]), needed(spill));
+    assert!(least < all / 2, "ten of twelve layers are elsewhere: {least} of {all}");
+    // What the plan needs and the driver's share, no more.
+    let device = format!("emulated:memory={}", least + least / 32);
+    let small: &[&str] = &["--devices", &device];
+    let ids = "5,9,2,2,7,1,3";
+    let here = logits(&model, ids, &[&sizes[..], small, spill].concat());
+    assert_eq!(here, logits(&model, ids, &[&sizes[..], &["--devices", "emulated"]].concat()));
+    let args = ["logits", "--json", "--quiet", "--ids", ids, "-m", path];
+    let refused = run(&[&args[..], &sizes, small].concat());
+    assert_eq!(
+        (refused.code, refused.json()["code"].as_str()),
+        (Some(3), Some("out_of_memory")),
+        "{refused:?}"
+    );
+    assert!(refused.stderr.contains("gpu_layer_budget 2 would fit"), "{refused:?}");
+}
+
+/// Cards with ids are locked across processes; one that ends, however it ends, gives its card back.
+#[test]
+fn a_card_serves_one_process_unless_both_share_it() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let (model, locks) = (models.tiny(), models.path("locks"));
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+    let environment =
+        [("SPILLWAY_LOCK_DIR", locks.to_str().unwrap()), ("SPILLWAY_KERNEL_CACHE", cache.to_str().unwrap())];
+    let score = |more: &[&str]| {
+        let args =
+            ["logits", "--json", "--quiet", "--ids", "1,2", "-m", model.to_str().unwrap(), "--devices"];
+        let output =
+            spillway(args.iter().chain(&["emulated:ids=9"]).chain(more)).envs(environment).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let serve = |params: Value| {
+        let mut daemon = Daemon::start_with_env(&[], &environment);
+        daemon.main.load(&model, params);
+        daemon
+    };
+    let daemon = serve(json!({"devices": "emulated:ids=9"}));
+    let (code, line) = score(&[]);
+    let pid = format!("process {}", daemon.pid());
+    assert!(code == Some(3) && line.contains("device_busy") && line.contains(&pid), "{line}");
+    assert_eq!(score(&["--allow-shared-device"]).0, Some(3), "both have to allow it");
+    daemon.signal(nix::sys::signal::Signal::SIGKILL);
+    drop(daemon);
+    assert_eq!(score(&[]).0, Some(0));
+    let mut daemon = serve(json!({"devices": "emulated:ids=9", "allow_shared_device": true}));
+    assert_eq!(score(&["--allow-shared-device"]).0, Some(0));
+    assert_eq!(score(&[]).0, Some(3));
+    // The same card goes on under a new model.
+    daemon.main.load(&model, json!({"devices": "emulated:ids=9", "allow_shared_device": true}));
+    daemon.finish();
 }
 
 /// Decoding replays captured steps; the tokens are those of the CPU.

@@ -2,7 +2,7 @@
 //! nothing with it, and the coordinator never holds device memory.
 
 use crate::planner::{DeviceWish, Gpu, GpuSurvey, Machine, PlacementRequest, Refusal};
-use spillway_protocol::plan::GpuDevice;
+use spillway_protocol::plan::{Execution, GpuDevice, Plan};
 use spillway_worker_gpu::devices::{DeviceReport, Survey};
 use std::io::Read;
 use std::path::Path;
@@ -23,6 +23,21 @@ pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
 pub fn machine_for(request: &PlacementRequest, exe: &Path) -> Result<Machine, Refusal> {
     let wish = request.device_wish()?;
     Ok(Machine { gpus: survey(&wish, exe), ..Machine::detect() })
+}
+
+/// The host with the GPUs that `plan` may mean.
+pub fn machine_with(plan: &Plan, exe: &Path) -> Machine {
+    let providers = plan.stages.iter().filter_map(|stage| match &stage.execution {
+        Execution::Gpu { device } => Some(device.provider.clone()),
+        Execution::Cpu { .. } => None,
+    });
+    // All devices of a plan come from one search: of an emulated provider, or of real ones of any.
+    let wish = match providers.into_iter().next() {
+        None => DeviceWish::None,
+        Some(provider) if provider.starts_with("emulated") => DeviceWish::Provider(provider),
+        Some(_) => DeviceWish::All,
+    };
+    Machine { gpus: survey(&wish, exe), ..Machine::detect() }
 }
 
 /// Looks for GPUs by running `exe`.
@@ -80,12 +95,13 @@ fn read(child: &mut Child) -> Result<Vec<u8>, String> {
 }
 
 fn gpu(report: DeviceReport) -> Gpu {
-    let DeviceReport { index, provider, ordinal, name, arch, uuid, driver, .. } = report;
+    let DeviceReport { index, provider, ordinal, name, arch, pci, uuid, driver, .. } = report;
     Gpu {
-        device: GpuDevice { index, provider, ordinal, name, arch, uuid, driver },
+        device: GpuDevice { index, provider, ordinal, name, arch, pci, uuid, driver },
         free_bytes: report.free_bytes,
         total_bytes: report.total_bytes,
         integrated: report.integrated,
+        bandwidth: None,
         refused: report.refused,
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! [`open_model`] → [`planner::plan`] → [`Engine::start`] → [`Engine::submit`].
 
+pub mod cards;
 pub mod cli;
 pub mod daemon;
 mod defaults;

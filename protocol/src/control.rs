@@ -71,14 +71,34 @@ pub struct LoadStats {
     pub pinned_bytes: u64,
     /// Private host memory: weights, KV, states, scratch.
     pub host_bytes: u64,
-    /// Weight bytes per layer of the band, as stored.
-    pub layer_bytes: Vec<u64>,
+    /// Weights of each layer of the band, as stored.
+    pub layers: Vec<LayerBytes>,
+    /// Formats of the matrices of the band's layers.
+    pub formats: Vec<String>,
     /// Name of the kernel set that computes (for example `avx512vnni`).
     pub kernels: String,
     /// Load time in milliseconds.
     pub load_ms: u64,
     /// What does not work as well as it might, one sentence each.
     pub notes: Vec<String>,
+}
+
+/// Where a worker keeps the weights of one layer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerBytes {
+    /// In device memory.
+    pub device: u64,
+    /// In page-locked host memory that the device reads.
+    pub pinned: u64,
+    /// In private host memory.
+    pub host: u64,
+}
+
+impl LayerBytes {
+    /// All of them.
+    pub fn total(self) -> u64 {
+        self.device + self.pinned + self.host
+    }
 }
 
 /// From a worker to the coordinator.

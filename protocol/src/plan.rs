@@ -38,7 +38,7 @@ pub enum ActivationType {
     Int16,
 }
 
-/// Where a stage's weights live.
+/// Where a layer's weights live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Residency {
@@ -81,6 +81,8 @@ pub struct GpuDevice {
     pub name: String,
     /// Architecture as the kernel compiler names it.
     pub arch: String,
+    /// Bus address: a worker refuses a device with another.
+    pub pci: String,
     /// Unique id, where the driver has one: a worker refuses a device with another.
     pub uuid: Option<String>,
     /// Version of the driver, as it counts: what was learnt about a device holds for one.
@@ -90,7 +92,7 @@ pub struct GpuDevice {
 /// Bytes a stage is charged for, by purpose.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageBytes {
-    /// Weights as they are stored in memory, head included where it sits.
+    /// Weights in the memory of the processor, head included where it sits.
     pub weights: u64,
     /// Embedding rows (read from the mapped file on demand: page cache, not private memory).
     pub embedding: u64,
@@ -104,6 +106,8 @@ pub struct StageBytes {
     pub rings: u64,
     /// Page-locked host memory for copies to and from a device.
     pub pinned: u64,
+    /// Page-locked host memory with the weights of [`Residency::HostMapped`] layers.
+    pub mapped: u64,
 }
 
 impl StageBytes {
@@ -114,7 +118,7 @@ impl StageBytes {
 
     /// Bytes in the host's memory, whichever processor runs the stage.
     pub fn of_host(&self) -> u64 {
-        self.rings + self.pinned
+        self.rings + self.pinned + self.mapped
     }
 
     /// Sum of all purposes except the page cache behind the embedding.
@@ -134,8 +138,8 @@ pub struct Stage {
     pub head: bool,
     /// Processor.
     pub execution: Execution,
-    /// Where the weights live.
-    pub residency: Residency,
+    /// Where the weights of each layer live, in order.
+    pub residency: Vec<Residency>,
     /// Memory charged to the stage.
     pub bytes: StageBytes,
     /// Why the band starts and ends where it does, one sentence.
@@ -196,4 +200,6 @@ pub struct Plan {
     pub peer_copies: bool,
     /// Stages in pipeline order; the first embeds, the last has the head.
     pub stages: Vec<Stage>,
+    /// What was asked for and is not done as asked, one sentence each.
+    pub warnings: Vec<String>,
 }

@@ -2,6 +2,7 @@
 
 pub mod band;
 pub mod load;
+mod trace;
 mod worker;
 
-pub use worker::CpuWorker;
+pub use worker::{CpuWorker, Traced};

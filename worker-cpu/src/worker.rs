@@ -1,14 +1,17 @@
 //! The worker process of a CPU band.
 
 use crate::band::{Band, BandError, BandLoadError, BandSpec, Observer};
+use crate::load::LoadError;
+use crate::trace::ExecTrace;
 use spillway_kernels::pool::{PoolError, ThreadPool};
 use spillway_kernels::topology;
 use spillway_model::file::ModelFile;
-use spillway_protocol::control::{DeviceShare, LoadBand, LoadStats};
+use spillway_protocol::control::{DeviceShare, LayerBytes, LoadBand, LoadStats};
 use spillway_protocol::frame::StepFrame;
 use spillway_protocol::plan::Execution;
 use spillway_worker::band::LogitsSink;
 use spillway_worker::residual::{Incoming, Outgoing};
+use spillway_worker::weights::format_names;
 use spillway_worker::{LoadProgress, Loaded, ProcessError, Rings, Worker};
 use std::sync::Arc;
 
@@ -21,14 +24,14 @@ pub struct CpuWorker;
 
 impl Worker for CpuWorker {
     const NAME: &'static str = "worker-cpu";
-    type Band = Band;
+    type Band = Traced;
 
     fn load(
         model: &Arc<ModelFile>,
         load: &LoadBand,
         _rings: &Rings,
         progress: &mut LoadProgress<'_>,
-    ) -> Result<Loaded<Band>, ProcessError> {
+    ) -> Result<Loaded<Traced>, ProcessError> {
         let Execution::Cpu { threads, node } = load.stage.execution else {
             return Err(ProcessError::band(
                 "wrong_worker",
@@ -44,12 +47,27 @@ impl Worker for CpuWorker {
         let band = Band::load(model, spec, pool(threads, node)?, progress)?;
         let stats = LoadStats {
             host_bytes: band.bytes().private(),
-            layer_bytes: band.layer_bytes().to_vec(),
+            layers: band
+                .layer_bytes()
+                .iter()
+                .map(|&host| LayerBytes { host, ..LayerBytes::default() })
+                .collect(),
+            formats: format_names(model, &model.program().layers[load.stage.layers.clone()])
+                .map_err(LoadError::from)
+                .map_err(BandLoadError::from)?,
             kernels: band.kernels().into(),
             ..LoadStats::default()
         };
-        Ok(Loaded { band, stats })
+        let trace = ExecTrace::from_env(load.stage.layers.clone(), &stats.formats);
+        Ok(Loaded { band: Traced { band, trace }, stats })
     }
+}
+
+/// A band and what is told of its steps.
+#[derive(Debug)]
+pub struct Traced {
+    band: Band,
+    trace: ExecTrace,
 }
 
 /// Tells that layers are done.
@@ -61,13 +79,13 @@ impl Observer for Counter<'_> {
     }
 }
 
-impl spillway_worker::Band for Band {
+impl spillway_worker::Band for Traced {
     fn embed(&mut self, ids: &[u32]) -> Result<(), ProcessError> {
-        Ok(Band::embed(self, ids)?)
+        Ok(self.band.embed(ids)?)
     }
 
     fn receive<'a>(&mut self, rows: Incoming<'a>) -> Result<Option<Incoming<'a>>, ProcessError> {
-        rows.copy_to(Band::input(self, rows.tokens())?)?;
+        rows.copy_to(self.band.input(rows.tokens())?)?;
         Ok(None)
     }
 
@@ -77,20 +95,21 @@ impl spillway_worker::Band for Band {
         _pending: Option<Incoming<'_>>,
         layer_done: &mut dyn FnMut(),
     ) -> Result<(), ProcessError> {
-        Ok(Band::run(self, frame, &mut Counter(layer_done))?)
+        self.trace.see(frame);
+        Ok(self.band.run(frame, &mut Counter(layer_done))?)
     }
 
     fn send(&mut self, rows: Outgoing<'_, '_>) -> Result<(), ProcessError> {
         let tokens = rows.tokens();
-        Ok(rows.copy_from(Band::residual(self, tokens))?)
+        Ok(rows.copy_from(self.band.residual(tokens))?)
     }
 
     fn logits(&mut self, frame: &StepFrame, sink: &mut LogitsSink<'_>) -> Result<(), ProcessError> {
-        Band::logits(self, frame, sink)
+        self.band.logits(frame, sink)
     }
 
     fn rest(&mut self) {
-        Band::rest(self);
+        self.band.rest();
     }
 
     fn offer(&mut self) -> Result<DeviceShare, String> {

@@ -167,7 +167,7 @@ impl Setup {
                 head: layers.end == program.layers.len(),
                 layers,
                 execution: Execution::Cpu { threads: 1, node: None },
-                residency: Residency::Host,
+                residency: vec![Residency::Host; *count],
                 bytes: StageBytes::default(),
                 why: String::new(),
             };

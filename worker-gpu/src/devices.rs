@@ -72,7 +72,8 @@ pub struct Survey {
 /// Free memory below which hardly a band of any model fits: its working memory alone may be more.
 const LITTLE_MEMORY: u64 = 512 << 20;
 
-/// Looks for real devices, or for those of one provider.
+/// Looks for real devices, or for those of one provider. They are numbered in the order of their bus addresses, which does not
+/// depend on drivers and their settings.
 pub fn survey(provider: Option<&str>) -> Survey {
     let (drivers, absent) = match provider {
         None => {
@@ -88,17 +89,19 @@ pub fn survey(provider: Option<&str>) -> Survey {
     let mut survey = Survey { looked_for, ..Survey::default() };
     for driver in &drivers {
         for ordinal in 0..driver.device_count() {
-            match report(driver, ordinal, survey.devices.len()) {
+            match report(driver, ordinal) {
                 Ok(device) => survey.devices.push(device),
                 Err(error) => survey.looked_for.push(error.to_string()),
             }
         }
     }
+    survey.devices.sort_by(|one, other| one.pci.cmp(&other.pci));
+    survey.devices.iter_mut().enumerate().for_each(|(index, device)| device.index = index);
     survey
 }
 
 /// Describes a device; only one that cannot even be described is an error.
-fn report(driver: &Rc<Driver>, ordinal: u32, index: usize) -> Result<DeviceReport, HipError> {
+fn report(driver: &Rc<Driver>, ordinal: u32) -> Result<DeviceReport, HipError> {
     let info = driver.describe(ordinal)?;
     let memory = Device::open(driver, ordinal).and_then(|device| device.memory());
     let free_bytes = memory.as_ref().map_or(0, |memory| memory.free as u64);
@@ -111,7 +114,7 @@ fn report(driver: &Rc<Driver>, ordinal: u32, index: usize) -> Result<DeviceRepor
         cautions.push(format!("{} MiB free are too little for most bands", free_bytes >> 20));
     }
     Ok(DeviceReport {
-        index,
+        index: 0,
         provider: driver.provider().to_string(),
         ordinal,
         uuid: uuid(&info),
@@ -195,9 +198,13 @@ impl From<&DeviceReport> for End {
     }
 }
 
-/// A device's unique id in the usual spelling.
+/// A device's unique id in the spelling of its vendor's tools, without their prefix `GPU-`.
 pub fn uuid(info: &DeviceInfo) -> Option<String> {
     let bytes = info.uuid?;
+    // AMD's driver gives sixteen hexadecimal digits, NVIDIA's sixteen bytes.
+    if bytes.iter().all(u8::is_ascii_hexdigit) {
+        return Some(bytes.iter().map(|&digit| char::from(digit)).collect());
+    }
     let mut text = String::with_capacity(36);
     for (place, byte) in bytes.iter().enumerate() {
         if matches!(place, 4 | 6 | 8 | 10) {
@@ -218,6 +225,15 @@ mod tests {
         assert_eq!(survey.looked_for, Vec::<String>::new());
         let seen = survey.devices.iter().map(|d| (d.index, d.ordinal, d.total_bytes, d.refused.as_ref()));
         assert_eq!(seen.collect::<Vec<_>>(), [(0, 0, 64 << 20, None), (1, 1, 64 << 20, None)]);
+    }
+
+    #[test]
+    fn ids_are_spelled_as_vendors_tools_spell_them() {
+        let survey = survey(Some("emulated:devices=2,ids=171"));
+        assert_eq!(survey.devices[1].uuid.as_deref(), Some("abababab-abab-abab-abab-abab00000001"));
+        let driver = Driver::open(&"emulated".parse().unwrap()).unwrap();
+        let amd = DeviceInfo { uuid: Some(*b"0123456789abcdef"), ..driver.describe(0).unwrap() };
+        assert_eq!(uuid(&amd).as_deref(), Some("0123456789abcdef"));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use spillway_protocol::frame::StepFrame;
 use spillway_protocol::plan::{Execution, GpuDevice};
 use spillway_worker::band::LogitsSink;
 use spillway_worker::residual::{Incoming, Outgoing};
+use spillway_worker::weights::format_names;
 use spillway_worker::{LoadProgress, Loaded, ProcessError, Rings, Worker};
 use std::path::Path;
 use std::sync::Arc;
@@ -62,6 +63,7 @@ impl Worker for GpuWorker {
             layers: load.stage.layers.clone(),
             embed: load.stage.embed,
             head: load.stage.head,
+            residency: load.stage.residency.clone(),
             limits: load.limits,
         };
         let compiler = KernelCompiler::new(compiler_settings());
@@ -70,7 +72,9 @@ impl Worker for GpuWorker {
         let stats = LoadStats {
             device_bytes: device.ledger().device_bytes() as u64,
             pinned_bytes: device.ledger().pinned_bytes() as u64,
-            layer_bytes: band.layer_bytes().to_vec(),
+            layers: band.layer_bytes().to_vec(),
+            formats: format_names(model, &model.program().layers[load.stage.layers.clone()])
+                .map_err(BandError::from)?,
             kernels: device.info().arch.clone(),
             notes: band.notes().to_vec(),
             ..LoadStats::default()
@@ -83,16 +87,17 @@ impl Worker for GpuWorker {
 fn open(planned: &GpuDevice) -> Result<Device, BandError> {
     let provider: Provider = planned.provider.parse()?;
     let device = Device::open(&Driver::open(&provider)?, planned.ordinal)?;
-    let found = devices::uuid(device.info());
-    if planned.uuid.is_some() && found != planned.uuid {
-        return Err(BandError::OtherDevice {
-            provider: planned.provider.clone(),
-            ordinal: planned.ordinal,
-            planned: planned.uuid.clone().unwrap_or_default(),
-            found: found.unwrap_or_default(),
-        });
+    let found = (device.info().pci.to_string(), devices::uuid(device.info()));
+    if (&found.0, &found.1) == (&planned.pci, &planned.uuid) {
+        return Ok(device);
     }
-    Ok(device)
+    let name = |pci: &str, uuid: Option<&str>| format!("{pci} ({})", uuid.unwrap_or("no id"));
+    Err(BandError::OtherDevice {
+        provider: planned.provider.clone(),
+        ordinal: planned.ordinal,
+        planned: name(&planned.pci, planned.uuid.as_deref()),
+        found: name(&found.0, found.1.as_deref()),
+    })
 }
 
 impl spillway_worker::Band for Band {

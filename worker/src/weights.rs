@@ -2,8 +2,8 @@
 
 use spillway_kernels::formats::{Format, FormatError};
 use spillway_model::error::ModelError;
-use spillway_model::file::Weight;
-use spillway_model::program::WeightRef;
+use spillway_model::file::{ModelFile, Weight};
+use spillway_model::program::{Layer, Step, WeightRef};
 
 /// Why a weight cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -68,4 +68,32 @@ pub fn decode(weight: &WeightRef, source: &Weight<'_>) -> Result<Vec<f32>, Weigh
     let mut values = vec![0.0; weight.rows * weight.cols];
     format_of(weight, source)?.decode(source.bytes, &mut values).map_err(WeightError::named(weight))?;
     Ok(values)
+}
+
+/// Formats of the matrices of `layers`, each once, in the order in which they come.
+///
+/// # Errors
+/// There are no kernels for one of them.
+pub fn formats(model: &ModelFile, layers: &[Layer]) -> Result<Vec<Format>, WeightError> {
+    let matrices = layers.iter().flat_map(|layer| &layer.steps).flat_map(|step| match step {
+        Step::Linear { weight, .. } => vec![weight],
+        Step::GatedMlp { gate, up, down, .. } => vec![gate, up, down],
+        _ => vec![],
+    });
+    let mut formats = Vec::new();
+    for weight in matrices {
+        let format = format_of(weight, &model.weight(weight)?)?;
+        if !formats.contains(&format) {
+            formats.push(format);
+        }
+    }
+    Ok(formats)
+}
+
+/// Names of [`formats`].
+///
+/// # Errors
+/// As there.
+pub fn format_names(model: &ModelFile, layers: &[Layer]) -> Result<Vec<String>, WeightError> {
+    Ok(formats(model, layers)?.into_iter().map(|format| format.name().to_owned()).collect())
 }

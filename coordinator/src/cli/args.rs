@@ -84,12 +84,21 @@ impl TokenizerArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Placement")]
 pub struct PlacementArgs {
-    /// GPUs in pipeline order by their numbers in `devices`, "all", a provider, or "none" [default: none]
+    /// GPUs in pipeline order by number, id, bus address or architecture; "all", a provider, or "none" [default: none]
     #[arg(long, value_name = "LIST|all|none")]
     pub devices: Option<String>,
-    /// Let several workers own one GPU
+    /// Let several workers own one GPU, of this program and of others that allow it too
     #[arg(long)]
     pub allow_shared_device: bool,
+    /// Let GPUs of different architectures work together; a cut between them changes results by rounding
+    #[arg(long)]
+    pub allow_mixed_arch: bool,
+    /// Plan as if GPUs had less free memory: a size for each, or one for all, for example 8GiB,12GiB
+    #[arg(long, value_name = "SIZE,…")]
+    pub vram_limit: Option<String>,
+    /// Largest difference of free memory between GPUs with uniform bands, in GB [default: 2.0]
+    #[arg(long, value_name = "GB", allow_hyphen_values = true)]
+    pub uniform_vram_tolerance_gb: Option<String>,
     /// CPU worker processes, one band of layers each; with GPUs, for the layers that spill [default: 1]
     #[arg(long, value_name = "N")]
     pub cpu_workers: Option<usize>,
@@ -99,10 +108,13 @@ pub struct PlacementArgs {
     /// Layers of each stage, for example 12,18 [default: uniform]
     #[arg(long, value_name = "A,B,…")]
     pub pp_layers: Option<String>,
-    /// Layers on GPUs, the last of the model; the others spill to the CPU [default: all, auto: as many as fit]
+    /// How GPUs share layers: equal numbers, by memory and speed, or by a budget for each, bytes:8GiB,12GiB [default: uniform]
+    #[arg(long, value_name = "uniform|auto|bytes:SIZE,…")]
+    pub split: Option<String>,
+    /// Layers in GPUs' memory, the last of the model; the others spill [default: all; auto: as many as fit]
     #[arg(long, value_name = "N|auto")]
     pub gpu_layer_budget: Option<String>,
-    /// Who computes spilled layers: the GPU over the bus, or the CPU
+    /// Who computes spilled layers: the first GPU, which reads them over the bus, or the CPU [default: pcie]
     #[arg(long, value_name = "pcie|cpu")]
     pub offload_exec: Option<String>,
     /// Longest sequence in tokens, prompt and answer [default: the model's context, at most 4096]
@@ -134,9 +146,13 @@ impl PlacementArgs {
         PlacementRequest {
             devices: self.devices.clone(),
             allow_shared_device: self.allow_shared_device,
+            allow_mixed_arch: self.allow_mixed_arch,
+            vram_limit: self.vram_limit.clone(),
+            uniform_vram_tolerance_gb: self.uniform_vram_tolerance_gb.clone(),
             cpu_workers: self.cpu_workers,
             pp: self.pp,
             pp_layers: self.pp_layers.clone(),
+            split: self.split.clone(),
             gpu_layer_budget: self.gpu_layer_budget.clone(),
             offload_exec: self.offload_exec.clone(),
             max_seq: self.max_seq,
@@ -346,11 +362,25 @@ pub struct InspectArgs {
 /// `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
+    /// Model file (GGUF); of a loaded plan, if it has moved
+    #[arg(short = 'm', long, value_name = "FILE", value_hint = ValueHint::FilePath,
+          required_unless_present_any = ["load", "diff"])]
+    pub model: Option<PathBuf>,
     #[command(flatten)]
-    pub model: ModelArgs,
+    pub tokenizer: TokenizerArgs,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    /// Also write the plan to a file
+    #[arg(long, value_name = "PLAN", value_hint = ValueHint::FilePath, conflicts_with = "diff")]
+    pub save: Option<PathBuf>,
+    /// Check that a saved plan still holds, instead of making one: same model, same devices, enough memory
+    #[arg(long, value_name = "PLAN", value_hint = ValueHint::FilePath, conflicts_with = "PlacementArgs")]
+    pub load: Option<PathBuf>,
+    /// Show how two saved plans differ
+    #[arg(long, value_names = ["PLAN", "PLAN"], num_args = 2, value_hint = ValueHint::FilePath,
+          conflicts_with_all = ["load", "model", "PlacementArgs"])]
+    pub diff: Option<Vec<PathBuf>>,
     #[command(flatten)]
     pub placement: PlacementArgs,
 }

@@ -13,9 +13,13 @@ use spillway_worker_gpu::{link_cache, probe_command};
 use std::fmt::Write as _;
 use std::path::Path;
 
+/// Environment variable with the provider to look at when none is named: for machines with several, and for tests.
+const PROVIDER_ENV: &str = "SPILLWAY_PROVIDER";
+
 /// Prints the devices.
 pub fn devices(args: &DevicesArgs) -> Result<(), Failure> {
-    let mut survey = survey(args.provider.as_deref());
+    let from_env = || std::env::var(PROVIDER_ENV).ok().filter(|provider| !provider.is_empty());
+    let mut survey = survey(args.provider.clone().or_else(from_env).as_deref());
     if args.test_links {
         survey.test_links(&link_cache(), &probe_command(Path::new(THIS_PROGRAM)));
     } else {

@@ -1,5 +1,6 @@
 //! Why a command ended early, as a sentence, a stable code and an exit code.
 
+use crate::cards::LockError;
 use crate::daemon::DaemonError;
 use crate::engine::{EngineError, ErrorClass, RequestError};
 use crate::open::OpenError;
@@ -10,6 +11,7 @@ use serde_json::json;
 use spillway_model::tokenizer::TokenizerError;
 use spillway_worker_gpu::compile::CompileError;
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Why a command ended early.
@@ -24,6 +26,17 @@ pub enum Failure {
     /// The placement was refused.
     #[error(transparent)]
     Plan(#[from] Refusal),
+    /// A file with a plan cannot be read or written.
+    #[error("the plan file {} cannot be used: {reason}", path.display())]
+    PlanFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A device is in use by another process.
+    #[error(transparent)]
+    Card(#[from] LockError),
     /// Kernels cannot be compiled, or their cache cannot be used.
     #[error(transparent)]
     Kernels(#[from] CompileError),
@@ -83,6 +96,8 @@ impl Failure {
             Failure::Usage(_) => "usage",
             Failure::Open(error) => error.code(),
             Failure::Plan(error) => error.code(),
+            Failure::PlanFile { .. } => "plan_file",
+            Failure::Card(error) => error.code(),
             Failure::Kernels(error) => error.code(),
             Failure::Prompt(error) => error.code(),
             Failure::Sampling(error) => error.code(),
@@ -108,6 +123,8 @@ impl Failure {
             Failure::Kernels(_) => 4,
             Failure::Open(_)
             | Failure::Plan(_)
+            | Failure::PlanFile { .. }
+            | Failure::Card(_)
             | Failure::Prompt(_)
             | Failure::BadInput(_)
             | Failure::Sampling(_)

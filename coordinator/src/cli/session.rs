@@ -4,6 +4,7 @@ use super::args::{ModelArgs, ProgressArgs};
 use super::failure::Failure;
 use super::interrupt::{Interrupts, Wake};
 use super::progress::ProgressView;
+use crate::cards::CardLocks;
 use crate::devices::{THIS_PROGRAM, machine_for};
 use crate::engine::{Engine, EngineError, EngineOptions};
 use crate::open::{LoadedModel, TextNeed, open_model_with};
@@ -20,6 +21,8 @@ pub struct Prepared {
     pub model: Arc<LoadedModel>,
     /// Its placement.
     pub plan: Plan,
+    /// Whether other processes may use its devices.
+    share: bool,
 }
 
 impl Prepared {
@@ -27,12 +30,16 @@ impl Prepared {
     pub fn new(args: &ModelArgs, text: TextNeed, placement: &PlacementRequest) -> Result<Self, Failure> {
         let model = Arc::new(open_model_with(&args.model, text, &args.tokenizer.options())?);
         let plan = plan(model.summary(), &machine_for(placement, Path::new(THIS_PROGRAM))?, placement)?;
-        Ok(Prepared { model, plan })
+        Ok(Prepared { model, plan, share: placement.allow_shared_device })
     }
 
     /// Starts the workers and shows how they load.
     pub fn start(self, interrupts: &Interrupts, progress: &ProgressArgs) -> Result<Session, Failure> {
-        let options = EngineOptions::from_env()?;
+        for warning in &self.plan.warnings {
+            tracing::warn!("{warning}");
+        }
+        let options =
+            EngineOptions { cards: CardLocks::take(&self.plan, self.share)?, ..EngineOptions::from_env()? };
         let (sender, receiver) = interrupts.channel();
         let from_loader = sender.clone();
         std::thread::Builder::new().name("load".into()).spawn(move || {

@@ -311,9 +311,13 @@ fn placement(params: PlacementParams) -> PlacementRequest {
     PlacementRequest {
         devices: params.devices,
         allow_shared_device: params.allow_shared_device.unwrap_or(false),
+        allow_mixed_arch: params.allow_mixed_arch.unwrap_or(false),
+        vram_limit: params.vram_limit,
+        uniform_vram_tolerance_gb: params.uniform_vram_tolerance_gb,
         cpu_workers: size(params.cpu_workers),
         pp: size(params.pp),
         pp_layers: params.pp_layers,
+        split: params.split,
         gpu_layer_budget: params.gpu_layer_budget,
         offload_exec: params.offload_exec,
         max_seq: size(params.max_seq),

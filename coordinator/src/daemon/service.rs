@@ -4,6 +4,7 @@
 //! waits for the requests that were accepted before it, requests accepted after it wait for the load, and nothing is
 //! answered by a model that is going away. A load is validated in full before it takes the model.
 
+use crate::cards::{CardLocks, LockError};
 use crate::devices::{THIS_PROGRAM, machine_for};
 use crate::engine::{Engine, EngineError, EngineOptions, StageStatus};
 use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
@@ -66,6 +67,9 @@ pub enum LoadError {
     /// The placement was refused; nothing has changed.
     #[error(transparent)]
     Plan(#[from] Refusal),
+    /// A device is in use by another process; nothing has changed.
+    #[error(transparent)]
+    Card(#[from] LockError),
     /// The workers could not be started, after the old model was dropped.
     #[error("{0}; no model is loaded now")]
     Engine(#[from] EngineError),
@@ -80,6 +84,7 @@ impl LoadError {
         match self {
             LoadError::Open(error) => error.code(),
             LoadError::Plan(error) => error.code(),
+            LoadError::Card(error) => error.code(),
             LoadError::Engine(error) => error.code(),
             LoadError::Panicked => "internal",
         }
@@ -89,7 +94,7 @@ impl LoadError {
     pub fn event(&self, id: Option<String>) -> ErrorEvent {
         let class = match self {
             LoadError::Open(_) | LoadError::Plan(_) => Class::Validation,
-            LoadError::Engine(_) => Class::Transient,
+            LoadError::Engine(_) | LoadError::Card(_) => Class::Transient,
             LoadError::Panicked => Class::Internal,
         };
         ErrorEvent::new(id, self.code(), class, self.to_string())
@@ -120,8 +125,8 @@ impl Service {
     ) -> Result<Resident, LoadError> {
         let mut loads = self.turn.lock().await;
         let given_back = self.resident_plan();
-        let (model, plan) = blocking(move || validate(&wanted, given_back.as_ref())).await??;
-        let options = EngineOptions::from_env()?;
+        let (model, plan, cards) = blocking(move || validate(&wanted, given_back.as_ref())).await??;
+        let options = EngineOptions { cards, ..EngineOptions::from_env()? };
         earlier.await;
         let mut slot = self.model.write().await;
         self.drop_resident(&mut slot).await;
@@ -228,15 +233,19 @@ impl Service {
     }
 }
 
-/// Everything that can be refused, with no side effect.
-fn validate(wanted: &Wanted, given_back: Option<&Plan>) -> Result<(LoadedModel, Plan), LoadError> {
+/// Everything that can be refused, with no side effect but the locks on devices, which go with the result.
+fn validate(wanted: &Wanted, given_back: Option<&Plan>) -> Result<(LoadedModel, Plan, CardLocks), LoadError> {
     let model = open_model_with(&wanted.model, TextNeed::Required, &wanted.tokenizer)?;
     let mut machine = machine_for(&wanted.placement, Path::new(THIS_PROGRAM))?;
     if let Some(resident) = given_back {
         machine.give_back(resident);
     }
     let plan = plan(model.summary(), &machine, &wanted.placement)?;
-    Ok((model, plan))
+    for warning in &plan.warnings {
+        tracing::warn!("{warning}");
+    }
+    let cards = CardLocks::take(&plan, wanted.placement.allow_shared_device)?;
+    Ok((model, plan, cards))
 }
 
 /// Runs `work` on a thread where it may take its time.

@@ -35,6 +35,7 @@ pub use request::{
 };
 pub use shared::{EngineStatus, StageStatus};
 
+use crate::cards::CardLocks;
 use crate::open::LoadedModel;
 use crate::workers::LoadProgress;
 use answer::Answer;
@@ -61,6 +62,8 @@ pub struct EngineOptions {
     pub steps_in_flight: Option<usize>,
     /// Failures of workers within a minute that are answered with a restart; one more ends every request. Default 5.
     pub restart_limit: Option<usize>,
+    /// Locks on the plan's cards, held until the workers have ended.
+    pub cards: CardLocks,
 }
 
 /// Environment variable with [`EngineOptions::restart_limit`].

@@ -52,14 +52,17 @@ impl Sizer<'_> {
     }
 
     fn layer(self, layer: &Layer) -> Result<LayerSizes, OpenError> {
-        let vectors: u64 = layer.steps.iter().flat_map(vectors).map(vector_bytes).sum();
-        let mut weights = vectors;
-        let mut gpu = GpuSizes { weights: vectors, needs: LayerNeeds::of(layer) };
+        let mut weights = 0;
+        let mut gpu = GpuSizes { needs: LayerNeeds::of(layer), ..GpuSizes::default() };
+        for bytes in layer.steps.iter().flat_map(vectors).map(vector_bytes) {
+            weights += bytes;
+            gpu.add(bytes);
+        }
         let (mut elements, mut formats) = (0, Vec::new());
         for weight in matrices(layer) {
             let matrix = self.matrix(weight)?;
             weights += matrix.bytes;
-            gpu.weights += matrix.gpu_bytes;
+            gpu.add(matrix.gpu_bytes);
             elements += (weight.rows * weight.cols) as u64;
             if !formats.contains(&matrix.format) {
                 formats.push(matrix.format);

@@ -5,8 +5,9 @@ use super::request::Wishes;
 use super::{Machine, ModelSummary, Refusal, Shortage};
 use spillway_protocol::plan::{Limits, StageBytes};
 
-/// Part of a device's free memory that is left to its driver: one in so many bytes.
-const DRIVER_SHARE: u64 = 64;
+/// Part of the host's available memory that may be page-locked: one in so many bytes. Locked memory cannot be swapped or taken
+/// back, and a system without any left freezes.
+pub(super) const PINNED_SHARE: u64 = 2;
 
 /// One memory, and the bands that use it.
 struct Pool {
@@ -17,6 +18,19 @@ struct Pool {
     device: Option<usize>,
 }
 
+/// Sizes of the smallest placement: one full sequence.
+pub(super) fn least(model: &ModelSummary, wishes: &Wishes) -> Limits {
+    Limits {
+        max_seq: wishes.max_seq,
+        max_sequences: wishes.parallel,
+        kv_blocks: layout::blocks_per_sequence(wishes.max_seq),
+        kv_type: wishes.kv_type,
+        activations: wishes.activations,
+        max_step_tokens: wishes.step,
+        max_logit_rows: layout::logit_rows(model.model.vocab, wishes.step, wishes.parallel),
+    }
+}
+
 /// The largest KV cache that fits, from every sequence at full length down to one.
 pub(super) fn fit(
     model: &ModelSummary,
@@ -24,47 +38,59 @@ pub(super) fn fit(
     wishes: &Wishes,
     bands: &[Band],
 ) -> Result<Limits, Refusal> {
-    let one = layout::blocks_per_sequence(wishes.max_seq);
-    let with_blocks = |kv_blocks| Limits {
-        max_seq: wishes.max_seq,
-        max_sequences: wishes.parallel,
-        kv_blocks,
-        kv_type: wishes.kv_type,
-        activations: wishes.activations,
-        max_step_tokens: wishes.step,
-        max_logit_rows: layout::logit_rows(model.model.vocab, wishes.step, wishes.parallel),
-    };
-    let (least, one_more) = (with_blocks(one), with_blocks(one + 1));
+    let least = least(model, wishes);
+    let one = least.kv_blocks;
+    let one_more = Limits { kv_blocks: one + 1, ..least };
     let mut more = one * (wishes.parallel - 1);
-    for pool in pools(machine, bands) {
-        let floor = pool.needed(model, &least, bands);
+    for pool in pools(machine, wishes, bands) {
+        let floor = pool.needed(model, wishes, &least, bands);
         if floor > pool.available {
-            return Err(pool.shortage(model, &least, bands));
+            return Err(pool.shortage(model, wishes, &least, bands));
         }
-        let per_block = pool.needed(model, &one_more, bands) - floor;
+        let per_block = pool.needed(model, wishes, &one_more, bands) - floor;
         let spare = (pool.available - floor).checked_div(per_block).unwrap_or(u64::MAX);
         more = more.min(usize::try_from(spare).unwrap_or(usize::MAX));
     }
-    Ok(with_blocks(one + more))
+    let limits = Limits { kv_blocks: one + more, ..least };
+    check_pinned(model, machine, &limits, bands)?;
+    Ok(limits)
+}
+
+/// Keeps layers that devices read from host memory within the part of it that may be page-locked.
+fn check_pinned(
+    model: &ModelSummary,
+    machine: &Machine,
+    limits: &Limits,
+    bands: &[Band],
+) -> Result<(), Refusal> {
+    let bytes = bands.iter().map(|band| layout::stage_bytes(model, limits, band));
+    let (mapped, pinned) =
+        bytes.fold((0, 0), |(mapped, pinned), bytes| (mapped + bytes.mapped, pinned + bytes.pinned));
+    let cap = machine.available_bytes / PINNED_SHARE;
+    if mapped == 0 || mapped + pinned <= cap {
+        return Ok(());
+    }
+    Err(Refusal::PinnedMemory { mapped, pinned, cap, available: machine.available_bytes })
 }
 
 /// The host's memory and that of every device in use.
-fn pools(machine: &Machine, bands: &[Band]) -> Vec<Pool> {
+fn pools(machine: &Machine, wishes: &Wishes, bands: &[Band]) -> Vec<Pool> {
     let host = Pool { place: String::new(), available: machine.available_bytes, device: None };
-    let mut devices: Vec<usize> = bands
-        .iter()
-        .filter_map(|band| match band.processor {
-            Processor::Gpu(device) => Some(device),
-            Processor::Cpu(_) => None,
-        })
-        .collect();
+    let in_use = |band: &Band| match band.processor {
+        Processor::Gpu(seat) => Some(wishes.seats[seat].gpu),
+        Processor::Cpu(_) => None,
+    };
+    let mut devices: Vec<usize> = bands.iter().filter_map(in_use).collect();
     devices.sort_unstable();
     devices.dedup();
     let devices = devices.into_iter().map(|index| {
         let gpu = &machine.gpus.gpus[index];
+        let seats = wishes.seats.iter().filter(|seat| seat.gpu == index);
+        let usable = seats.clone().map(super::seats::Seat::usable).min().unwrap_or(0);
+        let rooms = seats.fold(0u64, |sum, seat| sum.saturating_add(seat.room()));
         Pool {
             place: format!(" of device {} ({})", gpu.device.index, gpu.device.name),
-            available: gpu.free_bytes - gpu.free_bytes / DRIVER_SHARE,
+            available: usable.min(rooms),
             device: Some(index),
         }
     });
@@ -73,13 +99,13 @@ fn pools(machine: &Machine, bands: &[Band]) -> Vec<Pool> {
 
 impl Pool {
     /// What bands take of this memory.
-    fn charges(&self, model: &ModelSummary, limits: &Limits, bands: &[Band]) -> StageBytes {
+    fn charges(&self, model: &ModelSummary, wishes: &Wishes, limits: &Limits, bands: &[Band]) -> StageBytes {
         let mut sum = StageBytes::default();
         for band in bands {
             let bytes = layout::stage_bytes(model, limits, band);
             let on_device = match band.processor {
                 Processor::Cpu(_) => None,
-                Processor::Gpu(device) => Some(device),
+                Processor::Gpu(seat) => Some(wishes.seats[seat].gpu),
             };
             if self.device == on_device {
                 sum.weights += bytes.weights;
@@ -90,23 +116,25 @@ impl Pool {
             if self.device.is_none() {
                 sum.rings += bytes.rings;
                 sum.pinned += bytes.pinned;
+                sum.mapped += bytes.mapped;
             }
         }
         sum
     }
 
-    fn needed(&self, model: &ModelSummary, limits: &Limits, bands: &[Band]) -> u64 {
-        self.charges(model, limits, bands).private()
+    fn needed(&self, model: &ModelSummary, wishes: &Wishes, limits: &Limits, bands: &[Band]) -> u64 {
+        self.charges(model, wishes, limits, bands).private()
     }
 
-    fn shortage(&self, model: &ModelSummary, limits: &Limits, bands: &[Band]) -> Refusal {
-        let charges = self.charges(model, limits, bands);
+    fn shortage(&self, model: &ModelSummary, wishes: &Wishes, limits: &Limits, bands: &[Band]) -> Refusal {
+        let charges = self.charges(model, wishes, limits, bands);
         Refusal::Memory(Box::new(Shortage {
             place: self.place.clone(),
             fitting_budget: None,
+            fitting_context: None,
             needed: charges.private(),
             available: self.available,
-            weights: charges.weights,
+            weights: charges.weights + charges.mapped,
             kv: charges.kv,
             kv_tokens: limits.max_seq,
             state: charges.state,

@@ -1,6 +1,6 @@
 //! The GPUs of the host as the planner sees them, and which of them a request means.
 
-use super::Refusal;
+use super::{Refusal, bytes};
 use spillway_protocol::plan::GpuDevice;
 
 /// One GPU.
@@ -14,6 +14,8 @@ pub struct Gpu {
     pub total_bytes: u64,
     /// Whether it shares the host's memory; then it is only used when it is named.
     pub integrated: bool,
+    /// Measured speed of reading weights, in bytes per second, if there is a measurement.
+    pub bandwidth: Option<u64>,
     /// Why it cannot be used, if so.
     pub refused: Option<String>,
 }
@@ -36,18 +38,18 @@ pub enum DeviceWish {
     All,
     /// Every one of a provider: `emulated:devices=2`.
     Provider(String),
-    /// By number, in pipeline order.
-    Numbers(Vec<usize>),
+    /// One by one in pipeline order, each by its number, its id, its bus address or its architecture.
+    List(Vec<String>),
 }
 
 /// Providers that can be named.
 const PROVIDERS: [&str; 3] = ["amd", "cuda", "emulated"];
 
 impl DeviceWish {
-    /// Reads `none`, `all`, a provider with its options, or numbers separated by commas; nothing means none.
+    /// Reads `none`, `all`, a provider with its options, or entries separated by commas; nothing means none.
     ///
     /// # Errors
-    /// It is none of these.
+    /// An entry of a list is empty.
     pub fn read(asked: Option<&str>) -> Result<DeviceWish, Refusal> {
         let Some(asked) = asked.map(str::trim).filter(|asked| !asked.is_empty()) else {
             return Ok(DeviceWish::None);
@@ -58,11 +60,11 @@ impl DeviceWish {
             "all" => Ok(DeviceWish::All),
             _ if PROVIDERS.contains(&provider) => Ok(DeviceWish::Provider(asked.into())),
             _ => {
-                let numbers = asked.split(',').map(|entry| entry.trim().parse());
-                let numbers: Result<Vec<usize>, _> = numbers.collect();
-                numbers
-                    .map(DeviceWish::Numbers)
-                    .map_err(|_| Refusal::DevicesUnreadable { asked: asked.into() })
+                let entries: Vec<String> = asked.split(',').map(|entry| entry.trim().to_owned()).collect();
+                if entries.iter().any(String::is_empty) {
+                    return Err(Refusal::DevicesUnreadable { asked: asked.into() });
+                }
+                Ok(DeviceWish::List(entries))
             }
         }
     }
@@ -80,21 +82,22 @@ impl DeviceWish {
         if *self == DeviceWish::None {
             return Ok(Vec::new());
         }
+        if survey.gpus.is_empty() {
+            return Err(Refusal::NoGpu { looked_for: survey.reasons() });
+        }
         let selected = match self {
-            DeviceWish::Numbers(numbers) => numbers.clone(),
+            DeviceWish::List(entries) => survey.named(entries, share)?,
             _ => survey.usable().collect(),
         };
-        if survey.gpus.is_empty() || selected.is_empty() {
+        if selected.is_empty() {
             return Err(Refusal::NoGpu { looked_for: survey.reasons() });
         }
         for (place, &index) in selected.iter().enumerate() {
-            let count = survey.gpus.len();
-            let gpu = survey.gpus.get(index).ok_or(Refusal::UnknownDevice { index, count })?;
-            if let Some(reason) = &gpu.refused {
+            if let Some(reason) = &survey.gpus[index].refused {
                 return Err(Refusal::DeviceRefused { index, reason: reason.clone() });
             }
             if !share && selected[..place].contains(&index) {
-                return Err(Refusal::DeviceTwice { index });
+                return Err(Refusal::DeviceTwice { index, table: survey.table() });
             }
         }
         Ok(selected)
@@ -106,6 +109,68 @@ impl GpuSurvey {
     fn usable(&self) -> impl Iterator<Item = usize> {
         let gpus = self.gpus.iter().enumerate();
         gpus.filter(|(_, gpu)| gpu.refused.is_none() && !gpu.integrated).map(|(index, _)| index)
+    }
+
+    /// The GPUs that entries of a list name. An architecture stands for all cards that have it, in their order, so it must
+    /// be named once for each.
+    fn named(&self, entries: &[String], share: bool) -> Result<Vec<usize>, Refusal> {
+        let mut selected = Vec::with_capacity(entries.len());
+        for (place, entry) in entries.iter().enumerate() {
+            let unknown = || Refusal::UnknownDevice { entry: entry.clone(), table: self.table() };
+            if let Some(index) = self.exactly(entry) {
+                selected.push(index);
+                continue;
+            }
+            let of_arch = self.of_arch(entry);
+            let times = entries.iter().filter(|other| other.eq_ignore_ascii_case(entry)).count();
+            let before = entries[..place].iter().filter(|other| other.eq_ignore_ascii_case(entry)).count();
+            match of_arch.len() {
+                0 => return Err(unknown()),
+                cards if times < cards => {
+                    return Err(Refusal::DeviceAmbiguous {
+                        entry: entry.clone(),
+                        cards,
+                        table: self.table(),
+                    });
+                }
+                cards if before < cards || share => selected.push(of_arch[before % cards]),
+                _ => return Err(Refusal::DeviceTwice { index: of_arch[0], table: self.table() }),
+            }
+        }
+        Ok(selected)
+    }
+
+    /// The GPU with this number, id or bus address.
+    fn exactly(&self, entry: &str) -> Option<usize> {
+        if let Ok(number) = entry.parse::<usize>() {
+            return (number < self.gpus.len()).then_some(number);
+        }
+        let id = entry.strip_prefix("GPU-").unwrap_or(entry);
+        // Tools leave the domain out where there is only one.
+        let address =
+            if entry.matches(':').count() == 1 { format!("0000:{entry}") } else { entry.to_owned() };
+        self.gpus.iter().position(|gpu| {
+            let GpuDevice { uuid, pci, .. } = &gpu.device;
+            uuid.as_ref().is_some_and(|uuid| uuid.eq_ignore_ascii_case(id))
+                || pci.eq_ignore_ascii_case(&address)
+        })
+    }
+
+    /// GPUs of an architecture: those that can be used without being named, else any.
+    fn of_arch(&self, arch: &str) -> Vec<usize> {
+        let has = |&index: &usize| self.gpus[index].device.arch.eq_ignore_ascii_case(arch);
+        let usable: Vec<usize> = self.usable().filter(has).collect();
+        if usable.is_empty() { (0..self.gpus.len()).filter(has).collect() } else { usable }
+    }
+
+    /// Every GPU in a few words, for messages about names.
+    pub(super) fn table(&self) -> String {
+        let row = |gpu: &Gpu| {
+            let GpuDevice { index, name, arch, pci, uuid, .. } = &gpu.device;
+            let uuid = uuid.as_deref().unwrap_or("no id");
+            format!("{index} = {name} ({arch}, {pci}, {uuid}, {} free)", bytes(gpu.free_bytes))
+        };
+        self.gpus.iter().map(row).collect::<Vec<_>>().join("; ")
     }
 
     fn reasons(&self) -> String {

@@ -1,6 +1,7 @@
 //! Bands and what their bytes are for.
 
-use super::request::{Split, Wishes};
+use super::request::{Division, Offload, Wishes};
+use super::split::Job;
 use super::{LayerSizes, ModelSummary, Refusal};
 use spillway_kernels::activations::{Activations, Forms};
 use spillway_protocol::plan::{KV_BLOCK_TOKENS, Limits, StageBytes};
@@ -15,6 +16,8 @@ pub(super) struct Band {
     pub processor: Processor,
     /// Whether the band before may write into this one's device.
     pub landing: bool,
+    /// Layers whose weights a GPU reads from host memory: the first so many.
+    pub mapped: usize,
 }
 
 /// What runs a band.
@@ -22,42 +25,83 @@ pub(super) struct Band {
 pub(super) enum Processor {
     /// A CPU worker, the n-th.
     Cpu(usize),
-    /// A GPU, by its place in the survey.
+    /// A GPU, by its seat in the pipeline.
     Gpu(usize),
 }
 
-/// Cuts `layers` layers into contiguous bands: CPU workers first, then GPUs with the last `gpu_layers` layers.
-pub(super) fn bands(layers: usize, wishes: &Wishes, gpu_layers: usize) -> Result<Vec<Band>, Refusal> {
-    let Wishes { gpus, split, .. } = wishes;
-    let (counts, cpu_stages) = match split {
-        Split::Explicit { counts, cpu_stages } => (explicit(layers, counts)?, *cpu_stages),
-        Split::Uniform { cpu_stages, gpu_stages } => {
-            let spilled = layers - gpu_layers;
-            let cpu_stages = if spilled > 0 { *cpu_stages } else { 0 };
-            let mut counts = uniform(spilled, cpu_stages)?;
-            counts.extend(uniform(gpu_layers, *gpu_stages)?);
-            (counts, cpu_stages)
+/// Cuts the model into contiguous bands: CPU workers first, then GPUs. The last `resident` layers are in devices' memory; those
+/// before them run on CPU workers, or on the first GPU out of host memory.
+pub(super) fn bands(
+    model: &ModelSummary,
+    wishes: &Wishes,
+    least: &Limits,
+    resident: usize,
+) -> Result<Vec<Band>, Refusal> {
+    let layers = model.layers.len();
+    let spilled = layers - resident;
+    let (on_cpu, mapped) = match wishes.offload {
+        Offload::Cpu => (spilled, 0),
+        Offload::Pcie => (0, spilled),
+    };
+    let gpus = wishes.seats.len();
+    let (cpu_counts, mut gpu_counts) = match &wishes.division {
+        Division::Explicit(counts) => {
+            let counts = explicit(layers, counts)?;
+            let (cpu, gpu) = counts.split_at(counts.len() - gpus);
+            (cpu.to_vec(), gpu.to_vec())
+        }
+        Division::Uniform => (uniform(on_cpu, wishes.cpu_stages)?, uniform_on_gpus(resident, gpus)?),
+        Division::Weighted => {
+            // Refuses what has too few layers.
+            uniform_on_gpus(resident, gpus)?;
+            let bandwidths = wishes.bandwidths.as_deref();
+            let job = Job {
+                model,
+                limits: least,
+                seats: &wishes.seats,
+                bandwidths,
+                peer_copies: wishes.peer_copies,
+            };
+            let mut counts = job.counts(on_cpu..layers, mapped);
+            counts[0] -= mapped;
+            (uniform(on_cpu, wishes.cpu_stages)?, counts)
         }
     };
+    if let Some(first) = gpu_counts.first_mut() {
+        *first += mapped;
+    }
+    let processors = (0..cpu_counts.len()).map(Processor::Cpu).chain((0..gpus).map(Processor::Gpu));
     let mut start = 0;
-    let processors = (0..cpu_stages).map(Processor::Cpu).chain(gpus.iter().copied().map(Processor::Gpu));
-    Ok(counts
-        .into_iter()
+    Ok(cpu_counts
+        .iter()
+        .chain(&gpu_counts)
         .zip(processors)
-        .enumerate()
-        .map(|(stage, (count, processor))| {
+        .map(|(count, processor)| {
             start += count;
-            let landing = wishes.peer_copies && stage > cpu_stages;
-            Band { layers: start - count..start, processor, landing }
+            let landing = takes_rows_from_gpu(processor, wishes.peer_copies);
+            let mapped = if processor == Processor::Gpu(0) { mapped } else { 0 };
+            Band { layers: start - count..start, processor, landing, mapped }
         })
         .collect())
 }
 
-/// `layers / stages` each, the remainder one by one to the first.
+/// Whether the band before may write into this one's device.
+pub(super) fn takes_rows_from_gpu(processor: Processor, peer_copies: bool) -> bool {
+    peer_copies && matches!(processor, Processor::Gpu(index) if index > 0)
+}
+
+/// Uniform bands of resident layers. The only GPU may have none: then it reads everything from host memory.
+fn uniform_on_gpus(resident: usize, gpus: usize) -> Result<Vec<usize>, Refusal> {
+    if gpus == 1 { Ok(vec![resident]) } else { spread(resident, gpus) }
+}
+
+/// Uniform bands, none where there is nothing to run.
 fn uniform(layers: usize, stages: usize) -> Result<Vec<usize>, Refusal> {
-    if stages == 0 && layers == 0 {
-        return Ok(Vec::new());
-    }
+    if layers == 0 { Ok(Vec::new()) } else { spread(layers, stages) }
+}
+
+/// `layers / stages` each, the remainder one by one to the first.
+fn spread(layers: usize, stages: usize) -> Result<Vec<usize>, Refusal> {
     if stages > layers {
         return Err(Refusal::TooFewLayers { stages, layers });
     }
@@ -91,36 +135,45 @@ pub(super) fn stage_bytes(model: &ModelSummary, limits: &Limits, band: &Band) ->
     let layers = &model.layers[band.layers.clone()];
     let sum = |of: fn(&LayerSizes) -> u64| layers.iter().map(of).sum::<u64>();
     let (embed, head) = (band.layers.start == 0, band.layers.end == model.layers.len());
-    let at_head = |bytes: u64| if head { bytes } else { 0 };
-    let (weights, scratch, pinned) = match band.processor {
-        Processor::Cpu(_) => (
-            sum(|layer| layer.weights) + at_head(model.head_bytes),
-            scratch_bytes(layers, limits) + at_head(head_scratch_bytes(model, limits)),
-            0,
-        ),
+    let of_processor = match band.processor {
+        Processor::Cpu(_) => cpu_bytes(model, limits, layers, head),
         Processor::Gpu(_) => gpu_bytes(model, limits, band),
     };
     StageBytes {
-        weights,
         embedding: if embed { model.embedding_bytes } else { 0 },
         kv: kv_bytes(sum(|layer| layer.kv_elements), limits),
         state: sum(|layer| layer.state_values) * 4 * limits.max_sequences as u64,
-        scratch,
         rings: super::rings::outgoing_bytes(model, limits, head)
             + if embed { super::rings::incoming_bytes(model, limits) } else { 0 },
-        pinned,
+        ..of_processor
+    }
+}
+
+/// Weights and scratch of a CPU worker.
+fn cpu_bytes(model: &ModelSummary, limits: &Limits, layers: &[LayerSizes], head: bool) -> StageBytes {
+    let at_head = |bytes: u64| if head { bytes } else { 0 };
+    StageBytes {
+        weights: layers.iter().map(|layer| layer.weights).sum::<u64>() + at_head(model.head_bytes),
+        scratch: scratch_bytes(layers, limits) + at_head(head_scratch_bytes(model, limits)),
+        ..StageBytes::default()
     }
 }
 
 /// Weights and scratch on a device, and page-locked host memory.
-fn gpu_bytes(model: &ModelSummary, limits: &Limits, band: &Band) -> (u64, u64, u64) {
+fn gpu_bytes(model: &ModelSummary, limits: &Limits, band: &Band) -> StageBytes {
     let (layers, head) = (&model.layers[band.layers.clone()], band.layers.end == model.layers.len());
-    let weights: u64 = layers.iter().map(|layer| layer.gpu.weights).sum();
+    let (in_host, on_device) = layers.split_at(band.mapped);
+    let weights: u64 = on_device.iter().map(|layer| layer.gpu.weights).sum();
     let needs = layers.iter().map(|layer| &layer.gpu.needs);
     let needs = Needs::new(model.gpu_widths, needs, head, *limits);
-    let head_weights = if head { model.gpu_head_bytes } else { 0 };
     let landing = if band.landing { needs.landing_bytes(super::RING_SLOTS as usize) } else { 0 };
-    (weights + head_weights, needs.scratch_bytes() + landing, needs.pinned_bytes())
+    StageBytes {
+        weights: weights + if head { model.gpu_head_bytes } else { 0 },
+        scratch: needs.scratch_bytes() + landing,
+        pinned: needs.pinned_bytes(),
+        mapped: in_host.iter().map(|layer| layer.gpu.mapped).sum(),
+        ..StageBytes::default()
+    }
 }
 
 /// Width of every buffer: as wide as the widest layer needs it.

@@ -1,9 +1,9 @@
 //! Placement: a pure function from sizes and wishes to a [`Plan`] or a [`Refusal`].
 //!
-//! CPU workers come first in the pipeline and run the layers that spill; GPUs follow, in the order in which they are named.
-//! Bands are uniform unless `pp_layers` says otherwise. The KV pool is sized for every sequence at full length and shrinks,
-//! when the host's memory or a device's is short, down to one full sequence; what does not fit then is a refusal with the
-//! arithmetic in it.
+//! The last layers of a model are resident in GPUs' memory, in bands in the order in which the GPUs are named: uniform ones,
+//! unless `pp_layers` or `split` says otherwise. Layers before them spill: to CPU workers in front of the pipeline, or to host
+//! memory that the first GPU reads. The KV pool is sized for every sequence at full length and shrinks, when a memory is short,
+//! down to one full sequence; what does not fit then is a refusal with the arithmetic in it.
 
 mod budget;
 mod gpus;
@@ -11,44 +11,42 @@ mod layout;
 mod machine;
 mod refusal;
 mod render;
+mod replay;
 mod request;
 mod rings;
+mod seats;
+mod size;
+mod split;
 mod summary;
+mod why;
 
 pub use gpus::{DeviceWish, Gpu, GpuSurvey};
 use layout::{Band, Processor};
 pub use machine::{Machine, NumaNode};
 pub use refusal::{Refusal, Shortage};
 pub use render::{bytes, table};
+pub use replay::{Difference, diff, differences, replay};
 pub use request::PlacementRequest;
-use request::{Budget, Split, Wishes};
+use request::{Budget, Division, Wishes};
 pub(crate) use rings::RING_SLOTS;
-use spillway_protocol::plan::{Execution, PLAN_VERSION, Plan, Residency, Stage};
+use spillway_protocol::plan::{Execution, KV_BLOCK_TOKENS, PLAN_VERSION, Plan, Residency, Stage};
 pub use summary::{GpuSizes, LayerSizes, ModelSummary};
 
 /// Decides which process runs which layers. Pure: the same arguments give the same plan.
 pub fn plan(model: &ModelSummary, machine: &Machine, request: &PlacementRequest) -> Result<Plan, Refusal> {
     let wishes = request.read(model, &machine.gpus)?;
-    let layers = model.layers.len();
-    match wishes.budget {
-        Budget::Layers(count) => place(model, machine, &wishes, count.min(layers)),
-        Budget::All => place(model, machine, &wishes, layers)
-            .map_err(|refusal| with_fitting_budget(refusal, model, machine, &wishes)),
-        Budget::Auto => {
-            let most = most_that_fits(model, machine, &wishes).unwrap_or(layers);
-            place(model, machine, &wishes, most)
-        }
-    }
+    let all = model.layers.len();
+    let resident = match wishes.budget {
+        Budget::All => all,
+        Budget::Layers(count) => count,
+        Budget::Auto => most_that_fits(model, machine, &wishes).unwrap_or(all),
+    };
+    place(model, machine, &wishes, resident).map_err(|refusal| with_advice(refusal, model, machine, &wishes))
 }
 
-/// A plan with the last `gpu_layers` layers on GPUs.
-fn place(
-    model: &ModelSummary,
-    machine: &Machine,
-    wishes: &Wishes,
-    gpu_layers: usize,
-) -> Result<Plan, Refusal> {
-    let bands = layout::bands(model.layers.len(), wishes, gpu_layers)?;
+/// A plan with the last `resident` layers in GPUs' memory.
+fn place(model: &ModelSummary, machine: &Machine, wishes: &Wishes, resident: usize) -> Result<Plan, Refusal> {
+    let bands = layout::bands(model, wishes, &budget::least(model, wishes), resident)?;
     let limits = budget::fit(model, machine, wishes, &bands)?;
     let stages = bands
         .iter()
@@ -56,38 +54,57 @@ fn place(
             layers: band.layers.clone(),
             embed: band.layers.start == 0,
             head: band.layers.end == model.layers.len(),
-            execution: execution(machine, wishes.threads, &bands, band.processor),
-            residency: match band.processor {
-                Processor::Cpu(_) => Residency::Host,
-                Processor::Gpu(_) => Residency::Device,
-            },
+            execution: execution(machine, wishes, &bands, band.processor),
+            residency: residency(band),
             bytes: layout::stage_bytes(model, &limits, band),
-            why: why(wishes, &bands, band, model.layers.len()),
+            why: why::why(wishes, &bands, band, model.layers.len()),
         })
         .collect();
-    let peer_copies = wishes.peer_copies;
-    Ok(Plan { version: PLAN_VERSION, model: model.model.clone(), limits, peer_copies, stages })
+    let (model, warnings, peer_copies) = (model.model.clone(), wishes.warnings.clone(), wishes.peer_copies);
+    Ok(Plan { version: PLAN_VERSION, model, limits, peer_copies, stages, warnings })
 }
 
-/// The largest number of layers on GPUs that fits, if any.
+/// Where the weights of a band's layers live.
+fn residency(band: &Band) -> Vec<Residency> {
+    let of = |layer: usize| match band.processor {
+        Processor::Cpu(_) => Residency::Host,
+        Processor::Gpu(_) if layer < band.mapped => Residency::HostMapped,
+        Processor::Gpu(_) => Residency::Device,
+    };
+    (0..band.layers.len()).map(of).collect()
+}
+
+/// The largest number of resident layers that fits, if any.
 fn most_that_fits(model: &ModelSummary, machine: &Machine, wishes: &Wishes) -> Option<usize> {
-    (1..=model.layers.len()).rev().find(|&layers| place(model, machine, wishes, layers).is_ok())
+    (1..=model.layers.len()).rev().find(|&resident| place(model, machine, wishes, resident).is_ok())
 }
 
-/// Tells which budget would fit where everything does not.
-fn with_fitting_budget(
-    refusal: Refusal,
-    model: &ModelSummary,
-    machine: &Machine,
-    wishes: &Wishes,
-) -> Refusal {
-    match refusal {
-        Refusal::Memory(shortage) if matches!(wishes.split, Split::Uniform { .. }) => {
-            let fitting_budget = most_that_fits(model, machine, wishes);
-            Refusal::Memory(Box::new(Shortage { fitting_budget, ..*shortage }))
-        }
-        refusal => refusal,
+/// The longest context that fits with everything else as it was asked for, if any: whole KV blocks.
+fn longest_that_fits(model: &ModelSummary, machine: &Machine, wishes: &Wishes) -> Option<usize> {
+    let resident = match wishes.budget {
+        Budget::Layers(count) => count,
+        Budget::All | Budget::Auto => model.layers.len(),
+    };
+    let fits = |blocks: usize| {
+        let shorter = Wishes { max_seq: blocks * KV_BLOCK_TOKENS, ..wishes.clone() };
+        place(model, machine, &shorter, resident).is_ok()
+    };
+    // More context never takes less memory, so the answer is found by halving.
+    let (mut fitting, mut failing) = (0, wishes.max_seq.div_ceil(KV_BLOCK_TOKENS));
+    while failing - fitting > 1 {
+        let middle = fitting + (failing - fitting) / 2;
+        if fits(middle) { fitting = middle } else { failing = middle }
     }
+    (fitting > 0).then_some(fitting * KV_BLOCK_TOKENS)
+}
+
+/// Tells which budget and which context would fit where the request does not.
+fn with_advice(refusal: Refusal, model: &ModelSummary, machine: &Machine, wishes: &Wishes) -> Refusal {
+    let Refusal::Memory(shortage) = refusal else { return refusal };
+    let may_spill = !wishes.seats.is_empty() && !matches!(wishes.division, Division::Explicit(_));
+    let fitting_budget = if may_spill { most_that_fits(model, machine, wishes) } else { None };
+    let fitting_context = longest_that_fits(model, machine, wishes);
+    Refusal::Memory(Box::new(Shortage { fitting_budget, fitting_context, ..*shortage }))
 }
 
 /// Steps that may be in the pipeline at once: one per stage when every stage has a processor of its own, otherwise one,
@@ -108,11 +125,11 @@ pub fn steps_in_flight(plan: &Plan) -> usize {
 
 /// With several nodes and several CPU workers, workers go round the nodes and keep to theirs; otherwise every worker uses
 /// every CPU, one at a time.
-fn execution(machine: &Machine, threads: Option<usize>, bands: &[Band], processor: Processor) -> Execution {
+fn execution(machine: &Machine, wishes: &Wishes, bands: &[Band], processor: Processor) -> Execution {
     let index = match processor {
         Processor::Cpu(index) => index,
-        Processor::Gpu(index) => {
-            return Execution::Gpu { device: machine.gpus.gpus[index].device.clone() };
+        Processor::Gpu(seat) => {
+            return Execution::Gpu { device: machine.gpus.gpus[wishes.seats[seat].gpu].device.clone() };
         }
     };
     let workers = bands.iter().filter(|band| matches!(band.processor, Processor::Cpu(_))).count();
@@ -122,35 +139,7 @@ fn execution(machine: &Machine, threads: Option<usize>, bands: &[Band], processo
         None
     };
     let cpus = node.map_or(machine.cpus, |node| node.cpus.min(machine.cpus));
-    Execution::Cpu { threads: threads.unwrap_or(cpus).max(1), node: node.map(|node| node.id) }
-}
-
-fn why(wishes: &Wishes, bands: &[Band], band: &Band, layers: usize) -> String {
-    let here = band.layers.len();
-    let on_gpus = bands.iter().filter(|band| matches!(band.processor, Processor::Gpu(_)));
-    let gpu_layers: usize = on_gpus.clone().map(|band| band.layers.len()).sum();
-    let gpus = on_gpus.count();
-    let place = match (gpus, band.processor) {
-        (0, _) => "no GPU in this placement".to_owned(),
-        (_, Processor::Cpu(_)) => {
-            format!("the first {} of {layers} layers spill to the CPU", layers - gpu_layers)
-        }
-        (_, Processor::Gpu(_)) if gpu_layers == layers => format!("all {layers} layers on {gpus} GPUs"),
-        (_, Processor::Gpu(_)) => format!("the last {gpu_layers} of {layers} layers on {gpus} GPUs"),
-    };
-    match &wishes.split {
-        Split::Explicit { .. } => format!("{place}: pp_layers asks for {here} layers here"),
-        Split::Uniform { .. } if bands.len() == 1 && gpus == 0 => {
-            format!("{place}: one CPU worker runs everything")
-        }
-        Split::Uniform { .. } if gpus == 0 => {
-            format!(
-                "{place}: {layers} layers over {} CPU workers, {here} here (remainder first)",
-                bands.len()
-            )
-        }
-        Split::Uniform { .. } => format!("{place}, {here} here (remainder first)"),
-    }
+    Execution::Cpu { threads: wishes.threads.unwrap_or(cpus).max(1), node: node.map(|node| node.id) }
 }
 
 #[cfg(test)]

@@ -15,20 +15,33 @@ pub enum Refusal {
     },
     /// A device list that cannot be read.
     #[error(
-        "devices is `{asked}`, but must be device numbers separated by commas, `all`, `none`, or a provider (`amd`, \
-         `cuda`, `emulated:devices=2`); `spillway devices` lists the numbers"
+        "devices is `{asked}`, which has an empty entry; it must be device numbers, ids, bus addresses or architectures \
+         separated by commas, `all`, `none`, or a provider (`amd`, `cuda`, `emulated:devices=2`)"
     )]
     DevicesUnreadable {
         /// As written.
         asked: String,
     },
     /// A device that does not exist.
-    #[error("there is no device {index}; {count} were found, numbered from 0: see `spillway devices`")]
+    #[error("there is no device `{entry}`; there are: {table}")]
     UnknownDevice {
-        /// The number.
-        index: usize,
-        /// Devices found.
-        count: usize,
+        /// The entry as written.
+        entry: String,
+        /// All devices.
+        table: String,
+    },
+    /// An architecture that more cards have than were asked for.
+    #[error(
+        "`{entry}` stands for {cards} devices, so it does not say which to use; name it {cards} times, or use numbers, ids \
+         or bus addresses: {table}"
+    )]
+    DeviceAmbiguous {
+        /// The entry as written.
+        entry: String,
+        /// Devices that it stands for.
+        cards: usize,
+        /// All devices.
+        table: String,
     },
     /// A device that cannot be used.
     #[error("device {index} cannot be used: {reason}")]
@@ -39,10 +52,92 @@ pub enum Refusal {
         reason: String,
     },
     /// A device was named twice.
-    #[error("device {index} is named twice; each GPU runs one band, unless --allow-shared-device is given")]
+    #[error(
+        "device {index} is named twice; each GPU runs one band, unless --allow-shared-device (allow_shared_device) is \
+         given; there are: {table}"
+    )]
     DeviceTwice {
         /// The number.
         index: usize,
+        /// All devices.
+        table: String,
+    },
+    /// Cards of several architectures.
+    #[error(
+        "{first} and {other} have different architectures, and a cut between them changes results; name alike devices, or \
+         accept it with --allow-mixed-arch (allow_mixed_arch)"
+    )]
+    ArchMismatch {
+        /// The first device.
+        first: String,
+        /// The first that differs.
+        other: String,
+    },
+    /// Uniform bands on cards of very different free memory.
+    #[error(
+        "{least} has {} free and {most} has {}: more than {} apart, too much for uniform bands; use split `auto` or \
+         pp_layers, or raise uniform_vram_tolerance_gb", bytes(.least_free), bytes(.most_free), bytes(.tolerance)
+    )]
+    VramDifference {
+        /// The device with the least free memory.
+        least: String,
+        /// Its free bytes.
+        least_free: u64,
+        /// The device with the most.
+        most: String,
+        /// Its free bytes.
+        most_free: u64,
+        /// Difference that is accepted.
+        tolerance: u64,
+    },
+    /// A tolerance that is no number.
+    #[error(
+        "uniform_vram_tolerance_gb is `{asked}`, but must be a number of GB (10⁹ bytes), for example 2.0"
+    )]
+    ToleranceUnreadable {
+        /// As written.
+        asked: String,
+    },
+    /// A way to split that does not exist.
+    #[error(
+        "split is `{asked}`, but must be `uniform`, `auto` or `bytes:` with a size for each GPU, as in `bytes:8GiB,12GiB`"
+    )]
+    SplitUnknown {
+        /// As written.
+        asked: String,
+    },
+    /// Both explicit bands and a way to split.
+    #[error("split and pp_layers both say how many layers each GPU runs; give one of them")]
+    SplitWithPpLayers,
+    /// An option about GPUs without GPUs.
+    #[error(
+        "{field} is about GPUs, but no GPU is part of this placement (devices: none); leave it out, or name devices"
+    )]
+    NeedsGpu {
+        /// The option.
+        field: &'static str,
+    },
+    /// A size that cannot be read.
+    #[error(
+        "{field} has the entry `{entry}`, but must hold sizes separated by commas, for example 8GiB,12GiB"
+    )]
+    SizeUnreadable {
+        /// The option.
+        field: &'static str,
+        /// The entry.
+        entry: String,
+    },
+    /// Another number of sizes than GPUs.
+    #[error(
+        "{field} has {entries} sizes, but there are {devices} devices; give one for each, or one for all"
+    )]
+    SizeCount {
+        /// The option.
+        field: &'static str,
+        /// Sizes given.
+        entries: usize,
+        /// GPUs in use.
+        devices: usize,
     },
     /// More GPU stages than GPUs.
     #[error("pp is {pp}, but {devices} devices are named; every GPU stage needs a device of its own")]
@@ -60,12 +155,44 @@ pub enum Refusal {
     /// Both a budget and explicit bands.
     #[error("gpu_layer_budget and pp_layers both say how many layers GPUs run; give one of them")]
     BudgetWithPpLayers,
-    /// Host-mapped execution, which GPU workers cannot do.
+    /// A budget of more layers than there are.
     #[error(
-        "offload_exec `pcie` is not supported by this build: spilled layers are computed by CPU workers; leave it out, \
-         or set it to `cpu`"
+        "gpu_layer_budget is {budget}, but the model has only {layers} layers; leave it out to keep all of them in GPUs' \
+         memory"
     )]
-    PcieUnsupported,
+    BudgetBeyondLayers {
+        /// As given.
+        budget: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// A budget on a device whose memory is the host's.
+    #[error(
+        "gpu_layer_budget spills layers from a GPU's memory to the host's, but device {index} ({name}) shares the host's \
+         memory: nothing would be gained; leave it out"
+    )]
+    BudgetOnUnifiedMemory {
+        /// The number.
+        index: usize,
+        /// Its name.
+        name: String,
+    },
+    /// More page-locked memory than the host can spare.
+    #[error(
+        "layers in host memory that a GPU reads would page-lock {} ({} of weights, {} of buffers), but only {}, half of the \
+         {} available, may be: use a larger gpu_layer_budget, or offload_exec `cpu`, which locks nothing",
+        bytes(&(mapped + pinned)), bytes(.mapped), bytes(.pinned), bytes(.cap), bytes(.available)
+    )]
+    PinnedMemory {
+        /// Weights.
+        mapped: u64,
+        /// Buffers.
+        pinned: u64,
+        /// Most that may be locked.
+        cap: u64,
+        /// Memory of the host.
+        available: u64,
+    },
     /// A layer budget for GPUs without GPUs.
     #[error(
         "gpu_layer_budget `{asked}` puts layers on GPUs, but no GPU is part of this placement (devices: none); leave \
@@ -87,12 +214,6 @@ pub enum Refusal {
          leave it out, or set it to `cpu`"
     )]
     PcieWithoutGpu,
-    /// An execution target that does not exist.
-    #[error("offload_exec is `{asked}`, but must be `pcie` or `cpu`")]
-    OffloadUnknown {
-        /// As written.
-        asked: String,
-    },
     /// A KV type that does not exist.
     #[error("kv_type is `{asked}`, but must be `auto`, `f32` or `f16`")]
     KvTypeUnknown {
@@ -182,6 +303,58 @@ pub enum Refusal {
         /// Layers of the model.
         layers: usize,
     },
+    /// A saved plan of another version of this program.
+    #[error("the saved plan has version {found}, this program knows {known}; make a new plan")]
+    PlanVersion {
+        /// Its version.
+        found: u32,
+        /// Ours.
+        known: u32,
+    },
+    /// A saved plan for another file.
+    #[error(
+        "the saved plan is for another model file: {what} was {planned}, and is {found}; make a new plan"
+    )]
+    PlanOtherModel {
+        /// What differs.
+        what: &'static str,
+        /// In the plan.
+        planned: String,
+        /// In the file.
+        found: String,
+    },
+    /// A saved plan with a device that is not there.
+    #[error("the saved plan uses {planned}, which is not there; there are: {table}; make a new plan")]
+    PlanOtherDevice {
+        /// The device of the plan.
+        planned: String,
+        /// All devices.
+        table: String,
+    },
+    /// A saved plan that leaves layers out.
+    #[error(
+        "the saved plan is damaged at the stage of layers {}-{} of {layers}: stages must cover every layer once, in order, \
+         and say where each lives; make a new plan", stage.start, stage.end.saturating_sub(1)
+    )]
+    PlanMalformed {
+        /// Its stage.
+        stage: std::ops::Range<usize>,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// A saved plan that does not fit any more.
+    #[error(
+        "the saved plan needs {} of {place}, of which {} are available now; free the rest, or make a new plan",
+        bytes(.needed), bytes(.available)
+    )]
+    PlanMemory {
+        /// Which memory.
+        place: String,
+        /// What the plan takes.
+        needed: u64,
+        /// What there is.
+        available: u64,
+    },
     /// The host has not enough memory.
     #[error("{0}")]
     Memory(Box<Shortage>),
@@ -193,13 +366,16 @@ pub enum Refusal {
     "the placement needs {} of memory{place} (weights {}, KV cache {} for {} tokens, states {}, scratch {}, buffers {}), but \
      {} are available: {} too little; use a smaller file, or lower max_seq ({}), parallel ({}) or the step size ({}){}",
     bytes(.needed), bytes(.weights), bytes(.kv), kv_tokens, bytes(.state), bytes(.scratch), bytes(.buffers),
-    bytes(.available), bytes(&needed.saturating_sub(*.available)), max_seq, parallel, step, advice(*.fitting_budget)
+    bytes(.available), bytes(&needed.saturating_sub(*.available)), max_seq, parallel, step,
+    advice(*.fitting_budget, *.fitting_context)
 )]
 pub struct Shortage {
     /// Which memory: ` of device 0 (its name)`; empty for the host's.
     pub place: String,
-    /// A number of layers on GPUs that would fit.
+    /// The largest number of layers in GPUs' memory that would fit.
     pub fitting_budget: Option<usize>,
+    /// The longest context that would fit.
+    pub fitting_context: Option<usize>,
     /// Sum of everything below.
     pub needed: u64,
     /// Available memory.
@@ -224,10 +400,11 @@ pub struct Shortage {
     pub step: usize,
 }
 
-fn advice(fitting_budget: Option<usize>) -> String {
-    fitting_budget.map_or_else(String::new, |layers| {
-        format!("; gpu_layer_budget {layers} would fit, the other layers run on the CPU")
-    })
+fn advice(budget: Option<usize>, context: Option<usize>) -> String {
+    let budget =
+        budget.map(|layers| format!("; gpu_layer_budget {layers} would fit, the other layers spill"));
+    let context = context.map(|tokens| format!("; max_seq {tokens} would fit"));
+    budget.into_iter().chain(context).collect()
 }
 
 fn bytes(count: &u64) -> String {
@@ -242,15 +419,25 @@ impl Refusal {
             Refusal::DevicesUnreadable { .. } => "devices_unreadable",
             Refusal::UnknownDevice { .. } => "unknown_device",
             Refusal::DeviceRefused { .. } => "device_refused",
+            Refusal::DeviceAmbiguous { .. } => "device_ambiguous",
             Refusal::DeviceTwice { .. } => "device_twice",
+            Refusal::ArchMismatch { .. } => "arch_mismatch",
+            Refusal::VramDifference { .. } => "vram_difference",
+            Refusal::ToleranceUnreadable { .. } => "uniform_vram_tolerance_unreadable",
+            Refusal::SplitUnknown { .. } => "split_unknown",
+            Refusal::SplitWithPpLayers => "split_with_pp_layers",
+            Refusal::NeedsGpu { .. } => "needs_gpu",
+            Refusal::SizeUnreadable { .. } => "size_unreadable",
+            Refusal::SizeCount { .. } => "size_count",
             Refusal::PpBeyondDevices { .. } => "pp_beyond_devices",
             Refusal::ActivationsOnGpu => "activations_on_gpu",
             Refusal::BudgetWithPpLayers => "gpu_layer_budget_with_pp_layers",
-            Refusal::PcieUnsupported => "offload_exec_unsupported",
+            Refusal::BudgetBeyondLayers { .. } => "gpu_layer_budget_beyond_layers",
+            Refusal::BudgetOnUnifiedMemory { .. } => "gpu_layer_budget_on_unified_memory",
+            Refusal::PinnedMemory { .. } => "pinned_memory_limit",
             Refusal::BudgetWithoutGpu { .. } => "gpu_layer_budget_without_gpu",
             Refusal::BudgetUnreadable { .. } => "gpu_layer_budget_unreadable",
             Refusal::PcieWithoutGpu => "offload_exec_without_gpu",
-            Refusal::OffloadUnknown { .. } => "offload_exec_unknown",
             Refusal::KvTypeUnknown { .. } => "kv_type_unknown",
             Refusal::ActivationsUnknown { .. } => "activations_unknown",
             Refusal::PeerCopiesUnknown { .. } => "peer_copies_unknown",
@@ -262,7 +449,11 @@ impl Refusal {
             Refusal::PpLayersCount { .. } => "pp_layers_count",
             Refusal::PpLayersEmptyStage { .. } => "pp_layers_empty_stage",
             Refusal::PpLayersSum { .. } => "pp_layers_sum",
-            Refusal::Memory(_) => "out_of_memory",
+            Refusal::PlanVersion { .. } => "plan_version",
+            Refusal::PlanOtherModel { .. } => "plan_other_model",
+            Refusal::PlanOtherDevice { .. } => "plan_other_device",
+            Refusal::PlanMalformed { .. } => "plan_malformed",
+            Refusal::Memory(_) | Refusal::PlanMemory { .. } => "out_of_memory",
         }
     }
 }

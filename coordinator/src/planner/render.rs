@@ -1,6 +1,6 @@
 //! A plan in words: which process runs which layers, and what every byte is for.
 
-use spillway_protocol::plan::{Execution, Plan, Stage, StageBytes};
+use spillway_protocol::plan::{Execution, GpuDevice, Plan, Stage, StageBytes};
 use std::fmt::Write as _;
 
 /// Bytes in the largest binary unit that keeps three digits.
@@ -13,8 +13,19 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-const HEADINGS: [&str; 10] =
-    ["stage", "process", "layers", "threads", "weights", "embedding", "KV", "states", "scratch", "buffers"];
+const HEADINGS: [&str; 11] = [
+    "stage",
+    "process",
+    "layers",
+    "threads",
+    "weights",
+    "embedding",
+    "KV",
+    "states",
+    "scratch",
+    "buffers",
+    "mapped",
+];
 
 /// The plan as a table for people, ending with a line break.
 pub fn table(plan: &Plan) -> String {
@@ -33,9 +44,42 @@ pub fn table(plan: &Plan) -> String {
     for (index, stage) in plan.stages.iter().enumerate() {
         let _ = writeln!(text, "  why {index}: {}", stage.why);
     }
-    let total: u64 = plan.stages.iter().map(|stage| stage.bytes.private()).sum();
-    let _ = writeln!(text, "  memory: {} allocated, the embedding stays in the mapped file", bytes(total));
+    for warning in &plan.warnings {
+        let _ = writeln!(text, "  warning: {warning}");
+    }
+    for memory in memories(plan) {
+        let _ = writeln!(text, "  {memory}");
+    }
     text
+}
+
+/// What the plan takes of every device and of the host.
+fn memories(plan: &Plan) -> Vec<String> {
+    let mut devices: Vec<(&GpuDevice, u64)> = Vec::new();
+    let (mut host, mut locked) = (0, 0);
+    for Stage { execution, bytes, .. } in &plan.stages {
+        host += bytes.of_host();
+        locked += bytes.pinned + bytes.mapped;
+        match execution {
+            Execution::Cpu { .. } => host += bytes.of_processor(),
+            Execution::Gpu { device } => match devices.iter_mut().find(|(other, _)| *other == device) {
+                Some((_, sum)) => *sum += bytes.of_processor(),
+                None => devices.push((device, bytes.of_processor())),
+            },
+        }
+    }
+    let device = |(device, sum): (&GpuDevice, u64)| {
+        format!("device {} ({}): {}", device.index, device.name, bytes(sum))
+    };
+    let of_host = match locked {
+        0 => format!("host: {}; the embedding stays in the mapped file", bytes(host)),
+        locked => format!(
+            "host: {}, {} of it page-locked; the embedding stays in the mapped file",
+            bytes(host),
+            bytes(locked)
+        ),
+    };
+    devices.into_iter().map(device).chain([of_host]).collect()
 }
 
 fn header(plan: &Plan) -> String {
@@ -59,7 +103,7 @@ fn header(plan: &Plan) -> String {
 }
 
 fn row(index: usize, stage: &Stage) -> [String; HEADINGS.len()] {
-    let StageBytes { weights, embedding, kv, state, scratch, .. } = stage.bytes;
+    let StageBytes { weights, embedding, kv, state, scratch, rings, pinned, mapped } = stage.bytes;
     let (process, threads) = match &stage.execution {
         Execution::Cpu { threads, node: Some(node) } => {
             (format!("worker-cpu on node {node}"), threads.to_string())
@@ -76,8 +120,8 @@ fn row(index: usize, stage: &Stage) -> [String; HEADINGS.len()] {
         (false, true) => " + head",
         (false, false) => "",
     };
-    let sizes = [weights, embedding, kv, state, scratch, stage.bytes.of_host()].map(bytes);
-    let [weights, embedding, kv, state, scratch, buffers] = sizes;
+    let sizes = [weights, embedding, kv, state, scratch, rings + pinned, mapped].map(bytes);
+    let [weights, embedding, kv, state, scratch, buffers, mapped] = sizes;
     let layers = format!("{first}-{last}{ends}");
-    [index.to_string(), process, layers, threads, weights, embedding, kv, state, scratch, buffers]
+    [index.to_string(), process, layers, threads, weights, embedding, kv, state, scratch, buffers, mapped]
 }

@@ -2,16 +2,24 @@
 //! so that the command line, JSON lines and configuration files share one set of refusals.
 
 use super::gpus::{DeviceWish, GpuSurvey};
+use super::seats::{self, Seat};
 use super::{ModelSummary, Refusal};
 use spillway_protocol::plan::{ActivationType, KvType};
 
 /// Placement options. Every field left out takes the planner's default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PlacementRequest {
-    /// GPUs: numbers in pipeline order, `all`, a provider such as `emulated:devices=2`, or `none`. Default `none`.
+    /// GPUs in pipeline order, each by number, id, bus address or architecture; `all`, a provider such as
+    /// `emulated:devices=2`, or `none`. Default `none`.
     pub devices: Option<String>,
-    /// Lets several workers own one GPU.
+    /// Lets several workers own one GPU, of this program and of others that allow it too.
     pub allow_shared_device: bool,
+    /// Lets GPUs of different architectures work together.
+    pub allow_mixed_arch: bool,
+    /// Memory to plan with, a size for each GPU or one for all, as if the cards were smaller. Default: what is free.
+    pub vram_limit: Option<String>,
+    /// Largest difference of free memory between GPUs with uniform bands, in GB (10⁹ bytes). Default 2.0.
+    pub uniform_vram_tolerance_gb: Option<String>,
     /// CPU workers, one band each. Default without GPUs: `pp`, else the entries of `pp_layers`, else 1; with GPUs one for
     /// the layers that spill.
     pub cpu_workers: Option<usize>,
@@ -19,9 +27,11 @@ pub struct PlacementRequest {
     pub pp: Option<usize>,
     /// Layers of each stage, comma separated.
     pub pp_layers: Option<String>,
-    /// Layers on GPUs, the last of the model: a number, or `auto` for as many as fit. Default: all.
+    /// How GPUs share layers: `uniform`, `auto` by memory and speed, or `bytes:A,B` by budgets. Default `uniform`.
+    pub split: Option<String>,
+    /// Layers in GPUs' memory, the last of the model: a number, or `auto` for as many as fit. Default: all.
     pub gpu_layer_budget: Option<String>,
-    /// Who executes spilled layers: `pcie` or `cpu`.
+    /// Who executes spilled layers: `pcie`, the first GPU out of host memory, or `cpu`. Default `pcie`.
     pub offload_exec: Option<String>,
     /// Longest sequence in tokens, prompt and answer. Default: the model's context, at most 4096.
     pub max_seq: Option<usize>,
@@ -56,10 +66,15 @@ const MAX_STAGES: usize = 256;
 /// A request that has been read: every number is in range, names are resolved, stages are not yet laid out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wishes {
-    /// GPUs in pipeline order, by their place in the survey.
-    pub gpus: Vec<usize>,
+    /// GPUs in pipeline order.
+    pub seats: Vec<Seat>,
+    /// Measured speeds of the seats, where all of them were measured.
+    pub bandwidths: Option<Vec<u64>>,
     pub budget: Budget,
-    pub split: Split,
+    pub offload: Offload,
+    /// CPU workers, if there is anything for them.
+    pub cpu_stages: usize,
+    pub division: Division,
     pub max_seq: usize,
     pub parallel: usize,
     pub step: usize,
@@ -67,9 +82,10 @@ pub(super) struct Wishes {
     pub kv_type: KvType,
     pub activations: ActivationType,
     pub peer_copies: bool,
+    pub warnings: Vec<String>,
 }
 
-/// How many layers, counted from the last, are for GPUs.
+/// How many layers, counted from the last, are in GPUs' memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Budget {
     /// All; without GPUs there is no other.
@@ -80,11 +96,24 @@ pub(super) enum Budget {
     Auto,
 }
 
-/// How layers are divided. CPU stages come first.
+/// Who runs the layers that spill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Offload {
+    /// CPU workers.
+    Cpu,
+    /// The first GPU, which reads them over the bus.
+    Pcie,
+}
+
+/// How layers are divided between stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Split {
-    Uniform { cpu_stages: usize, gpu_stages: usize },
-    Explicit { counts: Vec<usize>, cpu_stages: usize },
+pub(super) enum Division {
+    /// Equal numbers, the remainder to the first.
+    Uniform,
+    /// By the bytes that each GPU may take, and speeds where they are known.
+    Weighted,
+    /// As the request says, CPU stages first.
+    Explicit(Vec<usize>),
 }
 
 impl PlacementRequest {
@@ -97,21 +126,27 @@ impl PlacementRequest {
     }
 
     pub(super) fn read(&self, model: &ModelSummary, survey: &GpuSurvey) -> Result<Wishes, Refusal> {
-        let mut gpus = self.device_wish()?.select(survey, self.allow_shared_device)?;
-        let budget = self.read_budget(!gpus.is_empty())?;
-        if budget == Budget::Layers(0) {
-            gpus.clear();
-        }
-        self.check_offload(!gpus.is_empty())?;
+        let gpus = self.device_wish()?.select(survey, self.allow_shared_device)?;
+        let mut warnings = Vec::new();
+        let budget = self.read_budget(!gpus.is_empty(), model.layers.len())?;
+        let offload = self.read_offload(!gpus.is_empty(), &mut warnings)?;
+        let idle = budget == Budget::Layers(0) && offload == Offload::Cpu;
+        let mut seats = seats::seats(if idle { &[] } else { &gpus }, survey, self)?;
         let parallel = in_range("parallel", self.parallel, DEFAULT_PARALLEL, MAX_PARALLEL)?;
         let max_seq = self.read_max_seq(model.model.context_length)?;
         let step = in_range("chunk", self.chunk, DEFAULT_STEP.min(max_seq), MAX_STEP)?;
-        let activations = self.read_activations(model.layer_weights(), !gpus.is_empty())?;
-        let split = if gpus.is_empty() { self.read_cpu_split()? } else { self.read_gpu_split(&mut gpus)? };
+        let activations = self.read_activations(model.layer_weights(), !seats.is_empty())?;
+        let (division, cpu_stages) =
+            if seats.is_empty() { self.read_cpu_division()? } else { self.read_gpu_division(&mut seats)? };
+        self.check_seats(&seats, survey, &division, budget)?;
+        let bandwidth = |seat: &Seat| survey.gpus[seat.gpu].bandwidth;
         Ok(Wishes {
-            budget: if gpus.is_empty() { Budget::Layers(0) } else { budget },
-            gpus,
-            split,
+            bandwidths: seats.iter().map(bandwidth).collect(),
+            budget: if seats.is_empty() { Budget::Layers(0) } else { budget },
+            offload: if seats.is_empty() { Offload::Cpu } else { offload },
+            seats,
+            cpu_stages,
+            division,
             max_seq,
             parallel,
             // A decode token of every live sequence fits into one step.
@@ -120,6 +155,7 @@ impl PlacementRequest {
             kv_type: self.read_kv_type(model.is_quantised())?,
             activations,
             peer_copies: self.read_peer_copies()?,
+            warnings,
         })
     }
 
@@ -131,10 +167,34 @@ impl PlacementRequest {
         }
     }
 
-    fn read_budget(&self, gpus: bool) -> Result<Budget, Refusal> {
+    /// Whether the GPUs go together, and with a budget.
+    fn check_seats(
+        &self,
+        seats: &[Seat],
+        survey: &GpuSurvey,
+        division: &Division,
+        budget: Budget,
+    ) -> Result<(), Refusal> {
+        if !self.allow_mixed_arch {
+            seats::check_architectures(seats, survey)?;
+        }
+        if *division == Division::Uniform {
+            seats::check_difference(seats, survey, self.uniform_vram_tolerance_gb.as_deref())?;
+        }
+        let integrated = seats.iter().map(|seat| &survey.gpus[seat.gpu]).find(|gpu| gpu.integrated);
+        match integrated {
+            Some(gpu) if budget != Budget::All => {
+                Err(Refusal::BudgetOnUnifiedMemory { index: gpu.device.index, name: gpu.device.name.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn read_budget(&self, gpus: bool, layers: usize) -> Result<Budget, Refusal> {
         let Some(asked) = written(&self.gpu_layer_budget) else { return Ok(Budget::All) };
         let budget = match (asked, asked.parse::<usize>()) {
             ("auto", _) => Budget::Auto,
+            (_, Ok(budget)) if budget > layers => return Err(Refusal::BudgetBeyondLayers { budget, layers }),
             (_, Ok(layers)) => Budget::Layers(layers),
             (_, Err(_)) => return Err(Refusal::BudgetUnreadable { asked: asked.into() }),
         };
@@ -144,12 +204,18 @@ impl PlacementRequest {
         Err(Refusal::BudgetWithoutGpu { asked: asked.into() })
     }
 
-    fn check_offload(&self, gpus: bool) -> Result<(), Refusal> {
+    /// A word that is not known moves nothing to the CPU: it counts as the default, and the plan says so.
+    fn read_offload(&self, gpus: bool, warnings: &mut Vec<String>) -> Result<Offload, Refusal> {
         match written(&self.offload_exec) {
-            None | Some("cpu") => Ok(()),
-            Some("pcie") if gpus => Err(Refusal::PcieUnsupported),
-            Some("pcie") => Err(Refusal::PcieWithoutGpu),
-            Some(asked) => Err(Refusal::OffloadUnknown { asked: asked.into() }),
+            Some("cpu") => Ok(Offload::Cpu),
+            Some("pcie") if !gpus => Err(Refusal::PcieWithoutGpu),
+            None | Some("pcie") => Ok(Offload::Pcie),
+            Some(asked) => {
+                warnings.push(format!(
+                    "offload_exec is `{asked}`, which is neither `pcie` nor `cpu`; it counts as `pcie`"
+                ));
+                Ok(Offload::Pcie)
+            }
         }
     }
 
@@ -182,7 +248,12 @@ impl PlacementRequest {
         }
     }
 
-    fn read_cpu_split(&self) -> Result<Split, Refusal> {
+    /// The division between CPU workers, and their number.
+    fn read_cpu_division(&self) -> Result<(Division, usize), Refusal> {
+        match written(&self.split) {
+            None | Some("uniform") => {}
+            Some(_) => return Err(Refusal::NeedsGpu { field: "split" }),
+        }
         if let (Some(pp), Some(cpu_workers)) = (self.pp, self.cpu_workers)
             && pp != cpu_workers
         {
@@ -192,33 +263,53 @@ impl PlacementRequest {
         let asked = self.pp.or(self.cpu_workers);
         let stages = in_range(field, asked, 1, MAX_STAGES)?;
         let Some(counts) = self.read_layer_list()? else {
-            return Ok(Split::Uniform { cpu_stages: stages, gpu_stages: 0 });
+            return Ok((Division::Uniform, stages));
         };
         if asked.is_some_and(|stages| stages != counts.len()) {
             return Err(Refusal::PpLayersCount { entries: counts.len(), stages });
         }
-        Ok(Split::Explicit { cpu_stages: counts.len(), counts })
+        let stages = counts.len();
+        Ok((Division::Explicit(counts), stages))
     }
 
     /// With GPUs, `pp` counts the stages on GPUs; those named beyond it are not used.
-    fn read_gpu_split(&self, gpus: &mut Vec<usize>) -> Result<Split, Refusal> {
-        let gpu_stages = in_range("pp", self.pp, gpus.len(), MAX_STAGES)?;
-        if gpu_stages > gpus.len() {
-            return Err(Refusal::PpBeyondDevices { pp: gpu_stages, devices: gpus.len() });
+    fn read_gpu_division(&self, seats: &mut Vec<Seat>) -> Result<(Division, usize), Refusal> {
+        let gpu_stages = in_range("pp", self.pp, seats.len(), MAX_STAGES)?;
+        if gpu_stages > seats.len() {
+            return Err(Refusal::PpBeyondDevices { pp: gpu_stages, devices: seats.len() });
         }
-        gpus.truncate(gpu_stages);
+        seats.truncate(gpu_stages);
         let Some(counts) = self.read_layer_list()? else {
             let cpu_stages = in_range("cpu_workers", self.cpu_workers, 1, MAX_STAGES)?;
-            return Ok(Split::Uniform { cpu_stages, gpu_stages });
+            return Ok((self.read_split(seats)?, cpu_stages));
         };
-        if self.gpu_layer_budget.is_some() {
+        if written(&self.split).is_some() {
+            return Err(Refusal::SplitWithPpLayers);
+        }
+        if written(&self.gpu_layer_budget).is_some() {
             return Err(Refusal::BudgetWithPpLayers);
         }
         let cpu_stages = self.cpu_workers.unwrap_or(counts.len().saturating_sub(gpu_stages));
         if counts.len() != cpu_stages + gpu_stages {
             return Err(Refusal::PpLayersCount { entries: counts.len(), stages: cpu_stages + gpu_stages });
         }
-        Ok(Split::Explicit { counts, cpu_stages })
+        Ok((Division::Explicit(counts), cpu_stages))
+    }
+
+    fn read_split(&self, seats: &mut [Seat]) -> Result<Division, Refusal> {
+        match written(&self.split) {
+            None | Some("uniform") => Ok(Division::Uniform),
+            Some("auto") => Ok(Division::Weighted),
+            Some(asked) => {
+                let unknown = || Refusal::SplitUnknown { asked: asked.into() };
+                let budgets = asked.strip_prefix("bytes:").ok_or_else(unknown)?;
+                let budgets = seats::sizes("split", Some(budgets), seats.len())?.ok_or_else(unknown)?;
+                for (seat, budget) in seats.iter_mut().zip(budgets) {
+                    seat.budget = Some(budget);
+                }
+                Ok(Division::Weighted)
+            }
+        }
     }
 
     fn read_layer_list(&self) -> Result<Option<Vec<usize>>, Refusal> {

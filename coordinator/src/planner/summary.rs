@@ -2,7 +2,7 @@
 
 use spillway_kernels::formats::Format;
 use spillway_protocol::plan::PlannedModel;
-use spillway_worker_gpu::band::{LayerNeeds, ModelWidths};
+use spillway_worker_gpu::band::{LayerNeeds, ModelWidths, mapped_bytes};
 
 /// Sizes of one layer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,8 +32,18 @@ pub struct LayerSizes {
 pub struct GpuSizes {
     /// Bytes of the weights as stored on the device.
     pub weights: u64,
+    /// Bytes of the weights where they stay in host memory for the device to read.
+    pub mapped: u64,
     /// What its scratch depends on.
     pub needs: LayerNeeds,
+}
+
+impl GpuSizes {
+    /// Counts a weight of so many bytes.
+    pub fn add(&mut self, weight: u64) {
+        self.weights += weight;
+        self.mapped += mapped_bytes(weight);
+    }
 }
 
 /// Everything placement depends on.

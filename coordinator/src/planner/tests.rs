@@ -8,6 +8,9 @@ use spillway_protocol::plan::{ActivationType, KvType, PlannedModel, StageBytes};
 use spillway_worker_gpu::band::{LayerNeeds, ModelWidths};
 
 mod gpus;
+mod properties;
+mod replay;
+mod shapes;
 
 const MIB: u64 = 1 << 20;
 
@@ -21,7 +24,7 @@ fn model(layers: usize) -> ModelSummary {
         hidden: 4096,
         widest_input: 2048,
         formats: vec![Format::Q4_K],
-        gpu: GpuSizes { weights: 10 * MIB, needs: LayerNeeds::default() },
+        gpu: GpuSizes { weights: 10 * MIB, mapped: 10 * MIB, needs: LayerNeeds::default() },
     };
     ModelSummary {
         model: PlannedModel {
@@ -161,11 +164,11 @@ fn every_refusal_has_its_code_and_says_what_is_wrong() {
     let ask = PlacementRequest::default;
     let table: Vec<(PlacementRequest, &str, &[&str])> = vec![
         (PlacementRequest { devices: text("0,1"), ..ask() }, "no_gpu", &["--devices none"]),
-        (PlacementRequest { devices: text("gpu"), ..ask() }, "devices_unreadable", &["`gpu`", "`all`"]),
+        (PlacementRequest { devices: text("0,,1"), ..ask() }, "devices_unreadable", &["`0,,1`", "`all`"]),
         (
-            PlacementRequest { gpu_layer_budget: text("24"), ..ask() },
+            PlacementRequest { gpu_layer_budget: text("4"), ..ask() },
             "gpu_layer_budget_without_gpu",
-            &["`24`", "no GPU"],
+            &["`4`", "no GPU"],
         ),
         (
             PlacementRequest { gpu_layer_budget: text("auto"), ..ask() },
@@ -179,9 +182,15 @@ fn every_refusal_has_its_code_and_says_what_is_wrong() {
         ),
         (PlacementRequest { offload_exec: text("pcie"), ..ask() }, "offload_exec_without_gpu", &["pcie"]),
         (
-            PlacementRequest { offload_exec: text("gpu"), ..ask() },
-            "offload_exec_unknown",
-            &["`gpu`", "`cpu`"],
+            PlacementRequest { vram_limit: text("8GiB"), ..ask() },
+            "needs_gpu",
+            &["vram_limit", "devices: none"],
+        ),
+        (PlacementRequest { split: text("auto"), ..ask() }, "needs_gpu", &["split"]),
+        (
+            PlacementRequest { gpu_layer_budget: text("9"), ..ask() },
+            "gpu_layer_budget_beyond_layers",
+            &["9", "8 layers"],
         ),
         (PlacementRequest { kv_type: text("q4"), ..ask() }, "kv_type_unknown", &["`q4`", "`f16`"]),
         (

@@ -4,8 +4,8 @@ use super::error::WorkerError;
 use super::{LoadProgress, LoadWatcher, Worker};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use spillway_protocol::channel::{ChannelError, Received};
-use spillway_protocol::control::{FromWorker, LoadBand, LoadStats, PROTOCOL_VERSION, ToWorker};
-use spillway_protocol::plan::Plan;
+use spillway_protocol::control::{FromWorker, LayerBytes, LoadBand, LoadStats, PROTOCOL_VERSION, ToWorker};
+use spillway_protocol::plan::{Execution, Plan, Stage};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -150,13 +150,15 @@ impl Worker {
         Err(WorkerError::Version { worker: self.name(), found, expected: PROTOCOL_VERSION })
     }
 
-    /// A worker that allocates far more than its plan makes every other number of the plan doubtful, but it does serve.
+    /// A worker that allocates something else than its plan makes every other number of the plan doubtful, but it does serve.
     fn check_stats(&self, stats: &LoadStats, plan: &Plan) {
-        const TOLERANCE: u64 = 64 << 20;
-        let planned = plan.stages[self.stage].bytes.private();
-        let allocated = stats.host_bytes + stats.pinned_bytes + stats.device_bytes;
-        if allocated > planned + planned / 20 + TOLERANCE {
-            tracing::warn!(stage = self.stage, planned, allocated, "a worker allocated more than its plan");
+        for Memory { name, planned, loaded } in deviations(&plan.stages[self.stage], stats) {
+            tracing::warn!(
+                stage = self.stage,
+                planned,
+                loaded,
+                "a worker's {name} differs by more than 2 % from its plan"
+            );
         }
     }
 
@@ -179,9 +181,128 @@ impl Worker {
     }
 }
 
+/// One kind of memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Memory {
+    name: &'static str,
+    planned: u64,
+    loaded: u64,
+}
+
+/// Where a worker's memory is off its plan by more than 2 %, if it is enough to matter at all.
+fn deviations(stage: &Stage, stats: &LoadStats) -> impl Iterator<Item = Memory> {
+    const MATTERS: u64 = 16 << 20;
+    let mapped = stats.layers.iter().map(|layer| layer.pinned).sum();
+    let of_processor = match stage.execution {
+        Execution::Cpu { .. } => ("host memory", stats.host_bytes),
+        Execution::Gpu { .. } => ("device memory", stats.device_bytes),
+    };
+    let memory = |(name, loaded), planned| Memory { name, planned, loaded };
+    let memories = [
+        memory(of_processor, stage.bytes.of_processor()),
+        memory(("weights in page-locked host memory", mapped), stage.bytes.mapped),
+    ];
+    memories.into_iter().filter(|memory| {
+        let difference = memory.planned.abs_diff(memory.loaded);
+        difference > MATTERS && difference > memory.planned / 50
+    })
+}
+
+/// Says what spilled, from what was really loaded: nothing when nothing did.
+pub(super) fn report_spill<'a>(stages: impl Iterator<Item = (&'a Execution, &'a LoadStats)> + Clone) {
+    if let Some(report) = spill_report(stages) {
+        tracing::info!("{report}");
+    }
+}
+
+fn spill_report<'a>(stages: impl Iterator<Item = (&'a Execution, &'a LoadStats)> + Clone) -> Option<String> {
+    let layers: Vec<LayerBytes> =
+        stages.clone().flat_map(|(_, stats)| stats.layers.iter().copied()).collect();
+    let resident = layers.iter().filter(|layer| layer.device > 0).count();
+    let spilled = layers.len() - resident;
+    if resident + layers.iter().filter(|layer| layer.pinned > 0).count() == 0 || spilled == 0 {
+        return None;
+    }
+    let mut report =
+        format!("partial offload: {resident} resident / {spilled} spilled, first GPU layer = {spilled}");
+    for (stage, (execution, stats)) in stages.enumerate() {
+        let processor = match execution {
+            Execution::Cpu { .. } => "CPU".to_owned(),
+            Execution::Gpu { device } => format!("device {}", device.index),
+        };
+        report.push_str(&format!("; stage {stage} on {processor} runs {}", stats.formats.join(" ")));
+    }
+    Some(report)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spillway_protocol::plan::{GpuDevice, Residency, StageBytes};
+
+    const GIB: u64 = 1 << 30;
+
+    fn on_gpu() -> Execution {
+        Execution::Gpu {
+            device: GpuDevice {
+                index: 0,
+                provider: "emulated".into(),
+                ordinal: 0,
+                name: "GPU".into(),
+                arch: "emulated_wave32".into(),
+                pci: "ffff:00:00.0".into(),
+                uuid: None,
+                driver: 1,
+            },
+        }
+    }
+
+    #[test]
+    fn memory_that_is_off_its_plan_is_named_with_both_numbers() {
+        let stage = Stage {
+            layers: 0..2,
+            embed: true,
+            head: true,
+            execution: on_gpu(),
+            residency: vec![Residency::HostMapped, Residency::Device],
+            bytes: StageBytes { weights: 2 * GIB, mapped: GIB, ..StageBytes::default() },
+            why: String::new(),
+        };
+        let loaded = |device_bytes, pinned| LoadStats {
+            device_bytes,
+            layers: vec![LayerBytes { pinned, ..LayerBytes::default() }],
+            ..LoadStats::default()
+        };
+        let off = |stats: LoadStats| deviations(&stage, &stats).collect::<Vec<_>>();
+        assert_eq!(off(loaded(2 * GIB + GIB / 32, GIB - GIB / 64)), [], "within 2 %");
+        let device = Memory { name: "device memory", planned: 2 * GIB, loaded: 3 * GIB };
+        let pinned = Memory { name: "weights in page-locked host memory", planned: GIB, loaded: 0 };
+        assert_eq!(off(loaded(3 * GIB, 0)), [device, pinned]);
+    }
+
+    #[test]
+    fn what_spilled_is_told_from_what_was_loaded() {
+        let layer = |device, pinned, host| LayerBytes { device, pinned, host };
+        let stats = |layers: &[LayerBytes], format: &str| LoadStats {
+            layers: layers.to_vec(),
+            formats: vec![format.to_owned()],
+            ..LoadStats::default()
+        };
+        let (cpu, gpu) = (Execution::Cpu { threads: 1, node: None }, on_gpu());
+        let [host, device, mapped] = [layer(0, 0, 1), layer(1, 0, 0), layer(0, 1, 0)];
+        let report = |stages: &[(&Execution, &LoadStats)]| spill_report(stages.iter().copied());
+        assert_eq!(report(&[(&cpu, &stats(&[host], "Q4_K"))]), None, "no GPU at all");
+        assert_eq!(report(&[(&gpu, &stats(&[device; 3], "Q4_K"))]), None, "all resident");
+        assert_eq!(
+            report(&[(&cpu, &stats(&[host; 2], "Q4_K")), (&gpu, &stats(&[device; 3], "Q6_K"))]).unwrap(),
+            "partial offload: 3 resident / 2 spilled, first GPU layer = 2; stage 0 on CPU runs Q4_K; \
+             stage 1 on device 0 runs Q6_K"
+        );
+        assert_eq!(
+            report(&[(&gpu, &stats(&[mapped, device], "Q8_0"))]).unwrap(),
+            "partial offload: 1 resident / 1 spilled, first GPU layer = 1; stage 0 on device 0 runs Q8_0"
+        );
+    }
 
     #[test]
     fn silence_is_judged_by_what_a_worker_has_to_do() {

@@ -178,6 +178,8 @@ impl Workers {
         let workers = workers?;
         let mut workers = Workers { recipe, workers, links: Vec::new(), tokens, logits };
         workers.load(epoch, watcher)?;
+        let executions = workers.recipe.plan.stages.iter().map(|stage| &stage.execution);
+        load::report_spill(executions.zip(workers.workers.iter().map(|worker| &worker.stats)));
         Ok(workers)
     }
 

@@ -99,6 +99,8 @@ pub enum LineError {
     /// A field of a feature this program does not have, with a value that asks for the feature.
     #[error("the field \"{field}\" asks for {feature}, which this program does not have; {remedy}")]
     UnsupportedField {
+        /// Stable code of the feature.
+        code: &'static str,
         /// Name of the field, with its path.
         field: String,
         /// The feature.
@@ -135,7 +137,7 @@ impl LineError {
             LineError::MissingField { .. } => "missing_field",
             LineError::WrongType { .. } => "wrong_type",
             LineError::UnknownField { .. } => "unknown_field",
-            LineError::UnsupportedField { .. } => "unsupported_field",
+            LineError::UnsupportedField { code, .. } => code,
             LineError::Conflict { .. } => "conflicting_fields",
             LineError::BadId { .. } => "bad_id",
         }

@@ -194,23 +194,24 @@ impl FromField for Strings {
     }
 }
 
-/// A setting that the command line takes as text: here a string, a non-negative integer, or an array of integers (joined
-/// with commas).
+/// A setting that the command line takes as text: here a string, a non-negative number, or an array of strings and
+/// non-negative integers (joined with commas).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setting(pub String);
 
 impl FromField for Setting {
-    const EXPECTED: &'static str = "a string, an integer or an array of integers";
+    const EXPECTED: &'static str = "a string, a non-negative number or an array of strings and integers";
     fn from_field(value: &Value) -> Option<Self> {
+        let entry = |item: &Value| match item {
+            Value::String(text) => Some(text.clone()),
+            item => item.as_u64().map(|n| n.to_string()),
+        };
         match value {
-            Value::String(text) => Some(Setting(text.clone())),
-            Value::Number(number) => number.as_u64().map(|n| Setting(n.to_string())),
+            Value::Number(number) if number.as_f64()? >= 0.0 => Some(Setting(number.to_string())),
             Value::Array(items) => {
-                let numbers: Option<Vec<String>> =
-                    items.iter().map(|item| item.as_u64().map(|n| n.to_string())).collect();
-                numbers.map(|list| Setting(list.join(",")))
+                items.iter().map(entry).collect::<Option<Vec<_>>>().map(|list| Setting(list.join(",")))
             }
-            _ => None,
+            value => entry(value).map(Setting),
         }
     }
 }

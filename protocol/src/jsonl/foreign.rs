@@ -4,13 +4,22 @@
 use super::error::LineError;
 use serde_json::Value;
 
+/// A feature this program does not have.
+#[derive(Debug, Clone, Copy)]
+pub struct Feature {
+    /// Stable code of the refusal.
+    code: &'static str,
+    /// In words.
+    words: &'static str,
+}
+
 /// One such field.
 #[derive(Debug)]
 pub struct Foreign {
     /// Its name; a trailing `*` stands for any ending.
     name: &'static str,
     /// What it asks for.
-    feature: &'static str,
+    feature: Feature,
     /// Values that ask for nothing.
     off: Off,
 }
@@ -57,30 +66,41 @@ impl Foreign {
             Off::Number(number) => format!("remove it or send {number}"),
             Off::Text([]) | Off::Tuning | Off::Never => "remove it".to_owned(),
         };
-        Err(LineError::UnsupportedField { field: field.to_owned(), feature: self.feature, remedy })
+        let Feature { code, words } = self.feature;
+        Err(LineError::UnsupportedField { code, field: field.to_owned(), feature: words, remedy })
     }
 }
 
-const fn row(name: &'static str, feature: &'static str, off: Off) -> Foreign {
+const fn row(name: &'static str, feature: Feature, off: Off) -> Foreign {
     Foreign { name, feature, off }
 }
 
-const DRAFT: &str = "speculative decoding";
-const CASK: &str = "eviction of old keys and values";
-const MMQ: &str = "a choice of matrix kernels";
-const COMPRESSION: &str = "prompt compression";
-const VISION: &str = "image input";
-const KV: &str = "another format of the KV cache";
-const SLOTS: &str = "a choice of the batching scheme";
-const THINKING: &str = "limits on thinking";
-const LOGPROBS: &str = "log probabilities";
+const fn feature(code: &'static str, words: &'static str) -> Feature {
+    Feature { code, words }
+}
+
+const DRAFT: Feature = feature("draft_unsupported", "speculative decoding");
+const CASK: Feature = feature("cask_unsupported", "eviction of old keys and values");
+const MMQ: Feature = feature("mmq_unsupported", "a choice of matrix kernels");
+const COMPRESSION: Feature = feature("prefill_compression_unsupported", "prompt compression");
+const PROFILE: Feature = feature("prefill_profile_unsupported", "prefill profiling");
+const VISION: Feature = feature("vision_unsupported", "image input");
+const KV: Feature = feature("kv_mode_unsupported", "another format of the KV cache");
+const STATE: Feature = feature("state_quant_unsupported", "quantised recurrent state");
+const TENSOR_PARALLEL: Feature = feature("tp_unsupported", "tensor parallelism");
+const REPLAY: Feature = feature("replay_unsupported", "a replay backend");
+const SLOTS: Feature = feature("batching_unsupported", "a choice of the batching scheme");
+const TURNS: Feature = feature("unsupported_field", "two-phase turns");
+const THINKING: Feature = feature("unsupported_field", "limits on thinking");
+const PREFIX: Feature = feature("unsupported_field", "a forced start of the answer");
+const LOGPROBS: Feature = feature("unsupported_field", "log probabilities");
 
 /// Load parameters.
 pub const LOAD_PARAMS: &[Foreign] = &[
     row("kv_mode", KV, Off::Text(&["", "auto"])),
     row("kv_backend", KV, Off::Text(&["", "auto"])),
     row("kv_adaptive", KV, Off::Text(&["off", ""])),
-    row("state_quant", "quantised recurrent state", Off::Text(&["fp32"])),
+    row("state_quant", STATE, Off::Text(&["fp32"])),
     row("draft", DRAFT, Off::Text(&[""])),
     row("drafter", DRAFT, Off::Text(&[""])),
     row("spec", DRAFT, Off::Text(&["off", ""])),
@@ -99,9 +119,11 @@ pub const LOAD_PARAMS: &[Foreign] = &[
     row("prefill_compression", COMPRESSION, Off::Text(&["off", ""])),
     row("prefill_drafter", COMPRESSION, Off::Text(&[""])),
     row("prefill_drafter_device", COMPRESSION, Off::Number(-1.0)),
-    row("prefill_profile", "prefill profiling", Off::False),
+    row("prefill_profile", PROFILE, Off::False),
     row("prefill_*", COMPRESSION, Off::Tuning),
-    row("tp", "tensor parallelism", Off::Number(1.0)),
+    row("tp", TENSOR_PARALLEL, Off::Number(1.0)),
+    row("replay", REPLAY, Off::False),
+    row("backend", REPLAY, Off::Text(&["", "auto"])),
     row("vision", VISION, Off::Text(&["off", ""])),
     row("vision_mode", VISION, Off::Text(&["off", ""])),
     row("continuous_batch", SLOTS, Off::False),
@@ -109,11 +131,11 @@ pub const LOAD_PARAMS: &[Foreign] = &[
 ];
 
 /// Fields of `load` itself.
-pub const LOAD: &[Foreign] = &[row("attempt_id", "two-phase turns", Off::Never)];
+pub const LOAD: &[Foreign] = &[row("attempt_id", TURNS, Off::Never)];
 
 /// Fields of `generate`.
 pub const GENERATE: &[Foreign] = &[
-    row("attempt_id", "two-phase turns", Off::Never),
+    row("attempt_id", TURNS, Off::Never),
     row("image", VISION, Off::Text(&[""])),
     row("image_base64", VISION, Off::Text(&[""])),
     row("max_think_tokens", THINKING, Off::Number(0.0)),
@@ -121,7 +143,7 @@ pub const GENERATE: &[Foreign] = &[
     row("thinking_mode", THINKING, Off::Text(&["auto", ""])),
     row("reasoning_effort", THINKING, Off::Text(&["auto", ""])),
     row("budget_alert_*", THINKING, Off::Never),
-    row("assistant_prefix", "a forced start of the answer", Off::Text(&["plain", ""])),
+    row("assistant_prefix", PREFIX, Off::Text(&["plain", ""])),
     row("logprobs", LOGPROBS, Off::False),
     row("top_logprobs", LOGPROBS, Off::Number(0.0)),
     row("serve_continuous_batch", SLOTS, Off::False),
@@ -131,12 +153,12 @@ pub const GENERATE: &[Foreign] = &[
 pub const GENERATE_PARAMS: &[Foreign] = &[
     row("prefill_compression", COMPRESSION, Off::Text(&["off", ""])),
     row("prefill_drafter", COMPRESSION, Off::Text(&[""])),
-    row("prefill_profile", "prefill profiling", Off::False),
+    row("prefill_profile", PROFILE, Off::False),
     row("prefill_*", COMPRESSION, Off::Tuning),
 ];
 
 /// Fields of the messages that carry nothing but an id.
-pub const CONTROL: &[Foreign] = &[row("attempt_id", "two-phase turns", Off::Never)];
+pub const CONTROL: &[Foreign] = &[row("attempt_id", TURNS, Off::Never)];
 
 /// Message types of the v1 and v2 protocols that this program does not have.
 pub const TYPES: &[&str] =

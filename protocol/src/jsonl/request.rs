@@ -64,9 +64,11 @@ pub struct PlacementParams {
     pub pp: Option<u64>,
     /// Layers of each stage, `a,b,…`.
     pub pp_layers: Option<String>,
+    /// How GPUs share layers: `uniform`, `auto` or `bytes:A,B`.
+    pub split: Option<String>,
     /// Number of CPU workers.
     pub cpu_workers: Option<u64>,
-    /// Layers on GPUs: a number or `auto`.
+    /// Layers in GPUs' memory: a number or `auto`.
     pub gpu_layer_budget: Option<String>,
     /// Who computes spilled layers: `pcie` or `cpu`.
     pub offload_exec: Option<String>,
@@ -76,6 +78,12 @@ pub struct PlacementParams {
     pub devices: Option<String>,
     /// Whether several workers may own one device.
     pub allow_shared_device: Option<bool>,
+    /// Whether devices of different architectures may work together.
+    pub allow_mixed_arch: Option<bool>,
+    /// Memory of devices to plan with: sizes.
+    pub vram_limit: Option<String>,
+    /// Largest difference of free memory between devices with uniform bands, in GB.
+    pub uniform_vram_tolerance_gb: Option<String>,
     /// Sequences that may run at once.
     pub parallel: Option<u64>,
     /// Element type of the KV cache: `auto`, `f32` or `f16`.
@@ -211,12 +219,16 @@ fn take_placement(fields: &mut Fields) -> Result<PlacementParams, LineError> {
         max_seq: fields.take("max_seq")?,
         pp: fields.take("pp")?,
         pp_layers: text(fields.take("pp_layers")?),
+        split: fields.take("split")?,
         cpu_workers: fields.take("cpu_workers")?,
         gpu_layer_budget: text(fields.take("gpu_layer_budget")?),
         offload_exec: fields.take("offload_exec")?,
         threads: fields.take("threads")?,
         devices: text(fields.take("devices")?),
         allow_shared_device: fields.take("allow_shared_device")?,
+        allow_mixed_arch: fields.take("allow_mixed_arch")?,
+        vram_limit: text(fields.take("vram_limit")?),
+        uniform_vram_tolerance_gb: text(fields.take("uniform_vram_tolerance_gb")?),
         parallel: fields.take("parallel")?,
         kv_type: fields.take("kv_type")?,
         activations: fields.take("activations")?,

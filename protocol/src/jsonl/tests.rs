@@ -26,18 +26,23 @@ fn a_load_takes_every_placement_name_of_the_command_line() {
     let request = parse(json!({"type": "load", "id": "l", "model": "/m.gguf", "progress": true, "params": {
         "max_seq": 8192, "pp": 2, "pp_layers": "3,5", "cpu_workers": 2, "gpu_layer_budget": "auto",
         "offload_exec": "cpu", "threads": 4, "devices": "none", "allow_shared_device": true, "assume_pre": "qwen2",
+        "allow_mixed_arch": false, "vram_limit": "8GiB", "uniform_vram_tolerance_gb": 2.5, "split": "auto",
         "parallel": 3, "kv_type": "f16", "activations": "int16", "chunk": 64, "peer_copies": "off"}}));
     let text = |s: &str| Some(s.to_owned());
     let params = PlacementParams {
         max_seq: Some(8192),
         pp: Some(2),
         pp_layers: text("3,5"),
+        split: text("auto"),
         cpu_workers: Some(2),
         gpu_layer_budget: text("auto"),
         offload_exec: text("cpu"),
         threads: Some(4),
         devices: text("none"),
         allow_shared_device: Some(true),
+        allow_mixed_arch: Some(false),
+        vram_limit: text("8GiB"),
+        uniform_vram_tolerance_gb: text("2.5"),
         parallel: Some(3),
         kv_type: text("f16"),
         activations: text("int16"),
@@ -57,13 +62,14 @@ fn a_load_takes_every_placement_name_of_the_command_line() {
 #[test]
 fn lists_and_numbers_may_be_json_instead_of_text() {
     let Request::Load(load) = parse(json!({"type": "load", "model": "m", "params":
-        {"pp_layers": [3, 5], "gpu_layer_budget": 7, "devices": [0, 1]}}))
+        {"pp_layers": [3, 5], "gpu_layer_budget": 7, "devices": [0, "gfx1100"], "vram_limit": ["8GiB", 1024]}}))
     else {
         panic!()
     };
     assert_eq!(load.params.pp_layers.as_deref(), Some("3,5"));
     assert_eq!(load.params.gpu_layer_budget.as_deref(), Some("7"));
-    assert_eq!(load.params.devices.as_deref(), Some("0,1"));
+    assert_eq!(load.params.devices.as_deref(), Some("0,gfx1100"));
+    assert_eq!(load.params.vram_limit.as_deref(), Some("8GiB,1024"));
 }
 
 #[test]
@@ -155,25 +161,15 @@ const REFUSED: &[(&str, &str, Class, &str)] = &[
     ),
     (
         r#"{"type":"load","model":"m","params":{"draft":"d"}}"#,
-        "unsupported_field",
+        "draft_unsupported",
         Class::Unsupported,
         "draft",
     ),
-    (
-        r#"{"type":"load","model":"m","params":{"tp":2}}"#,
-        "unsupported_field",
-        Class::Unsupported,
-        "params.tp",
-    ),
-    (
-        r#"{"type":"load","model":"m","params":{"cask":true}}"#,
-        "unsupported_field",
-        Class::Unsupported,
-        "cask",
-    ),
+    (r#"{"type":"load","model":"m","params":{"tp":2}}"#, "tp_unsupported", Class::Unsupported, "params.tp"),
+    (r#"{"type":"load","model":"m","params":{"cask":true}}"#, "cask_unsupported", Class::Unsupported, "cask"),
     (
         r#"{"type":"load","model":"m","params":{"ngram_n":3}}"#,
-        "unsupported_field",
+        "draft_unsupported",
         Class::Unsupported,
         "ngram_n",
     ),
@@ -186,7 +182,7 @@ const REFUSED: &[(&str, &str, Class, &str)] = &[
     (r#"{"type":"generate","id":"r","prompt_ids":[-1]}"#, "wrong_type", Class::Validation, "\"prompt_ids\""),
     (
         r#"{"type":"generate","id":"r","prompt":"x","image":"a.png"}"#,
-        "unsupported_field",
+        "vision_unsupported",
         Class::Unsupported,
         "image",
     ),

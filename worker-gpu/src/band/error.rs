@@ -55,15 +55,15 @@ pub enum BandError {
     #[error("this band has no {0}; the pipeline is wired wrongly")]
     NotHere(&'static str),
     /// The device is not the one that was planned for.
-    #[error("device {ordinal} of {provider} has the id {found}, the plan {planned}; make a new plan")]
+    #[error("device {ordinal} of {provider} is {found}, the plan is for {planned}; make a new plan")]
     OtherDevice {
         /// The provider.
         provider: String,
         /// Number of the device there.
         ordinal: u32,
-        /// Id of the plan.
+        /// Bus address and id of the plan.
         planned: String,
-        /// Id now.
+        /// Bus address and id now.
         found: String,
     },
     /// The load was given up on request.

@@ -2,12 +2,13 @@
 //!
 //! A matrix is cut into pieces of whole tiles. Threads repack one piece into page-locked memory while the device copies
 //! the pieces before it and the system reads the weight ahead; the memory in between is bounded, and nothing is
-//! copied straight from the mapped file.
+//! copied straight from the mapped file. Weights that stay in host memory are repacked right into their place.
 
 use super::error::BandError;
+use super::mapped::{Place, Store, mapped_bytes};
 use super::needs::{UPLOAD_PIECE, UPLOAD_PIECES};
 use super::staging::Staging;
-use crate::hip::{Arena, Device, DeviceSlice, Stream};
+use crate::hip::{Device, DeviceSlice, Stream};
 use crate::launch::Matrix;
 use spillway_kernels::device_layout::{DeviceLayout, TILE_ROWS};
 use spillway_model::file::{ModelFile, Weight};
@@ -39,6 +40,12 @@ impl<'a> Need<'a> {
             other => other.weights().into_iter().map(Need::Values).collect(),
         };
         layer.steps.iter().flat_map(of_step).collect()
+    }
+
+    /// Bytes of a layer's weights in a block of host memory.
+    pub fn mapped_bytes(layer: &'a Layer, model: &ModelFile) -> Result<u64, BandError> {
+        let needs = Self::of_layer(layer).into_iter();
+        needs.map(|need| Ok(mapped_bytes(need.stored_bytes(model)?))).sum()
     }
 
     fn stored_bytes(self, model: &ModelFile) -> Result<u64, BandError> {
@@ -97,11 +104,11 @@ impl<'a, 'p> Loader<'a, 'p> {
     }
 
     /// A matrix in the device's layout.
-    pub fn matrix(&mut self, arena: &mut Arena, weight: &WeightRef) -> Result<Matrix, BandError> {
+    pub fn matrix(&mut self, mut store: Store<'_>, weight: &WeightRef) -> Result<Matrix, BandError> {
         let source = self.model.weight(weight)?;
         self.model.gguf().advise(source.info, Advice::WillNeed);
         let layout = layout(weight, &source)?;
-        let memory = arena.allocate(&weight.name, layout.matrix_bytes(weight.rows)?)?;
+        let mut place = store.allocate(&weight.name, layout.matrix_bytes(weight.rows)?)?;
         let tile_rows_bytes = TILE_ROWS * layout.format().row_bytes(weight.cols)?;
         let tiles_per_piece = UPLOAD_PIECE / layout.tile_bytes();
         if tiles_per_piece == 0 {
@@ -110,41 +117,47 @@ impl<'a, 'p> Loader<'a, 'p> {
         let mut uploaded = 0;
         for rows in source.bytes.chunks(tiles_per_piece * tile_rows_bytes) {
             let bytes = rows.len().div_ceil(tile_rows_bytes) * layout.tile_bytes();
-            self.piece(memory.part(uploaded, bytes)?, |piece, threads| {
+            self.piece(&mut place, uploaded, bytes, |piece, threads| {
                 repack(&layout, rows, tile_rows_bytes, piece, threads)
             })?;
             uploaded += bytes;
         }
         self.model.gguf().advise(source.info, Advice::DontNeed);
-        Ok(Matrix::new(layout, weight.rows, memory)?)
+        Ok(Matrix::new(layout, weight.rows, place.on_device)?)
     }
 
     /// A vector or a small table, decoded to f32.
-    pub fn values(&mut self, arena: &mut Arena, weight: &WeightRef) -> Result<DeviceSlice, BandError> {
+    pub fn values(&mut self, mut store: Store<'_>, weight: &WeightRef) -> Result<DeviceSlice, BandError> {
         let source = self.model.weight(weight)?;
         let values = weights::decode(weight, &source)?;
         let bytes: &[u8] = bytemuck::cast_slice(&values);
-        let memory = arena.allocate(&weight.name, bytes.len())?;
-        for (place, part) in bytes.chunks(UPLOAD_PIECE).enumerate() {
-            self.piece(memory.part(place * UPLOAD_PIECE, part.len())?, |piece, _| {
+        let mut place = store.allocate(&weight.name, bytes.len())?;
+        for (number, part) in bytes.chunks(UPLOAD_PIECE).enumerate() {
+            self.piece(&mut place, number * UPLOAD_PIECE, part.len(), |piece, _| {
                 piece.copy_from_slice(part);
                 Ok(())
             })?;
         }
-        Ok(memory)
+        Ok(place.on_device)
     }
 
-    /// Fills the next piece and sends it on its way.
+    /// Fills `bytes` bytes of a weight at `offset`: in place, or through the next piece.
     fn piece(
         &mut self,
-        to: DeviceSlice,
+        to: &mut Place,
+        offset: usize,
+        bytes: usize,
         fill: impl FnOnce(&mut [u8], usize) -> Result<(), BandError>,
     ) -> Result<(), BandError> {
-        let piece = &mut self.pieces[self.next];
-        self.next = (self.next + 1) % UPLOAD_PIECES;
-        fill(&mut piece.bytes_mut()?[..to.len()], self.threads)?;
-        piece.upload(self.stream, 0, to)?;
-        self.done += to.len() as u64;
+        if let Some(part) = to.host_part(offset, bytes)? {
+            fill(part, self.threads)?;
+        } else {
+            let piece = &mut self.pieces[self.next];
+            self.next = (self.next + 1) % UPLOAD_PIECES;
+            fill(&mut piece.bytes_mut()?[..bytes], self.threads)?;
+            piece.upload(self.stream, 0, to.on_device.part(offset, bytes)?)?;
+        }
+        self.done += bytes as u64;
         self.tell()
     }
 }

@@ -10,12 +10,14 @@ mod exec;
 mod facts;
 mod head;
 mod load;
+mod mapped;
 mod needs;
 mod plan;
 mod replay;
 mod staging;
 
 pub use error::BandError;
+pub use mapped::mapped_bytes;
 pub use needs::{LayerNeeds, ModelWidths, Needs};
 
 use crate::compile::KernelCompiler;
@@ -26,19 +28,20 @@ use exec::{Scratch, Step};
 use facts::Facts;
 use head::Head;
 use load::{Loader, Need};
+use mapped::MappedBlock;
 use plan::{Builder, Op, StateSizes};
 use replay::{Replay, Shape, captured_context};
 use spillway_kernels::formats::Format;
 use spillway_kernels::hip::{DeviceSource, SOURCES};
 use spillway_model::file::ModelFile;
-use spillway_model::program::{Layer, Program, WeightRef};
-use spillway_protocol::control::DeviceShare;
+use spillway_model::program::Program;
+use spillway_protocol::control::{DeviceShare, LayerBytes};
 use spillway_protocol::frame::StepFrame;
-use spillway_protocol::plan::{KvType, Limits};
+use spillway_protocol::plan::{KvType, Limits, Residency};
 use spillway_worker::band::{LogitsSink, logit_groups};
 use spillway_worker::embedding::Embedding;
 use spillway_worker::residual::{Incoming, Outgoing};
-use spillway_worker::weights::format_of;
+use spillway_worker::weights::{self, format_of};
 use spillway_worker::{LoadProgress, ProcessError, Rings};
 use std::ops::Range;
 use std::sync::Arc;
@@ -58,6 +61,8 @@ pub struct BandSpec {
     pub embed: bool,
     /// Whether it applies the final norm and the output projection.
     pub head: bool,
+    /// Where the weights of each layer live, in order.
+    pub residency: Vec<Residency>,
     /// Sizes to allocate for.
     pub limits: Limits,
 }
@@ -78,7 +83,7 @@ pub struct Band {
     replay: Replay,
     kernels: Kernels,
     layers: Vec<BandLayer>,
-    layer_bytes: Vec<u64>,
+    layer_bytes: Vec<LayerBytes>,
     embedding: Option<Embedding>,
     head: Option<Head>,
     facts: Facts,
@@ -86,6 +91,7 @@ pub struct Band {
     scratch: Scratch,
     stream: Stream,
     _memory: Arena,
+    _mapped: Vec<MappedBlock>,
     device: Device,
 }
 
@@ -114,8 +120,12 @@ impl Band {
         let head_needs = head_needs.into_iter().filter(|_| spec.head);
         let order: Vec<Need<'_>> = head_needs.chain(layers.iter().flat_map(Need::of_layer)).collect();
         let mut loader = Loader::new(model, device, &stream, &order, progress)?;
-        let mut builder =
-            Builder { loader: &mut loader, arena: &mut memory, sizes: state_sizes(&spec.limits) };
+        let mut builder = Builder {
+            loader: &mut loader,
+            arena: &mut memory,
+            block: None,
+            sizes: state_sizes(&spec.limits),
+        };
         let group = spec.limits.max_logit_rows;
         let head = spec
             .head
@@ -123,10 +133,22 @@ impl Band {
             .transpose()?;
         let mut band_layers = Vec::with_capacity(layers.len());
         let mut layer_bytes = Vec::with_capacity(layers.len());
-        for layer in layers {
+        let mut mapped = Vec::new();
+        for (layer, residency) in layers.iter().zip(&spec.residency) {
             let before = builder.loader.done();
+            if *residency == Residency::HostMapped {
+                let bytes = Need::mapped_bytes(layer, model)?;
+                builder.block = Some(MappedBlock::new(device, "weights in host memory", bytes)?);
+            }
             band_layers.push(BandLayer { ops: builder.layer(layer)?, widths: layer.buffers.clone() });
-            layer_bytes.push(builder.loader.done() - before);
+            layer_bytes.push(match builder.block.take() {
+                Some(block) => {
+                    let pinned = block.len() as u64;
+                    mapped.push(block);
+                    LayerBytes { pinned, ..LayerBytes::default() }
+                }
+                None => LayerBytes { device: builder.loader.done() - before, ..LayerBytes::default() },
+            });
         }
         let scratch = Scratch::allocate(&mut memory, &scratch_bytes)?;
         let facts_memory = memory.allocate("step facts", scratch_bytes.facts)?;
@@ -145,13 +167,14 @@ impl Band {
             scratch,
             stream,
             _memory: memory,
+            _mapped: mapped,
             device: device.clone(),
             spec,
         })
     }
 
-    /// Weight bytes of each layer, as stored.
-    pub fn layer_bytes(&self) -> &[u64] {
+    /// Weights of each layer, as stored.
+    pub fn layer_bytes(&self) -> &[LayerBytes] {
         &self.layer_bytes
     }
 
@@ -306,22 +329,14 @@ fn kernels(
 /// Formats of the band's matrices.
 fn formats(model: &ModelFile, spec: &BandSpec) -> Result<Vec<Format>, BandError> {
     let Program { layers, head, .. } = model.program();
-    let of_layers = layers[spec.layers.clone()].iter().flat_map(matrices);
-    let mut formats = Vec::new();
-    for weight in of_layers.chain(spec.head.then_some(&head.output)) {
-        let format = format_of(weight, &model.weight(weight)?)?;
+    let mut formats = weights::formats(model, &layers[spec.layers.clone()])?;
+    if spec.head {
+        let format = format_of(&head.output, &model.weight(&head.output)?)?;
         if !formats.contains(&format) {
             formats.push(format);
         }
     }
     Ok(formats)
-}
-
-fn matrices(layer: &Layer) -> impl Iterator<Item = &WeightRef> {
-    Need::of_layer(layer).into_iter().filter_map(|need| match need {
-        Need::Matrix(weight) => Some(weight),
-        Need::Values(_) => None,
-    })
 }
 
 /// Whether a band with matrices of `formats` needs a source: those of other formats it does not.
@@ -334,6 +349,8 @@ fn check_spec(spec: &BandSpec, available: usize) -> Result<(), BandError> {
     let Limits { max_sequences, max_step_tokens, max_logit_rows, .. } = spec.limits;
     let rules = [
         (spec.layers.is_empty() || spec.layers.end > available, "the file does not have these layers"),
+        (spec.residency.len() != spec.layers.len(), "every layer's weights live in one place"),
+        (spec.residency.contains(&Residency::Host), "a GPU reads device memory and mapped host memory only"),
         (spec.embed && spec.layers.start != 0, "only the first band embeds"),
         (spec.head && spec.layers.end != available, "only the last band has the head"),
         (max_sequences == 0 || max_sequences > MAX_SEQUENCES, "a GPU worker serves 1 to 256 sequences"),

@@ -2,6 +2,7 @@
 
 use super::error::BandError;
 use super::load::Loader;
+use super::mapped::{MappedBlock, Store};
 use super::needs::delta_net_dims;
 use crate::hip::{Arena, DeviceSlice};
 use crate::launch::{Attention, DeltaNet, KvCache, KvElement, Matrix};
@@ -62,6 +63,8 @@ pub(super) struct StateSizes {
 pub(super) struct Builder<'b, 'a, 'p> {
     pub loader: &'b mut Loader<'a, 'p>,
     pub arena: &'b mut Arena,
+    /// Where weights go, if not to the device's memory.
+    pub block: Option<MappedBlock>,
     pub sizes: StateSizes,
 }
 
@@ -149,12 +152,19 @@ impl Builder<'_, '_, '_> {
 
     /// A matrix of this band.
     pub fn matrix(&mut self, weight: &WeightRef) -> Result<Matrix, BandError> {
-        self.loader.matrix(self.arena, weight)
+        self.loader.matrix(store(self.arena, &mut self.block), weight)
     }
 
     /// A vector of this band.
     pub fn values(&mut self, weight: &WeightRef) -> Result<DeviceSlice, BandError> {
-        self.loader.values(self.arena, weight)
+        self.loader.values(store(self.arena, &mut self.block), weight)
+    }
+}
+
+fn store<'m>(arena: &'m mut Arena, block: &'m mut Option<MappedBlock>) -> Store<'m> {
+    match block {
+        Some(block) => Store::Host(block),
+        None => Store::Device(arena),
     }
 }
 

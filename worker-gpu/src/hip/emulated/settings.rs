@@ -1,4 +1,4 @@
-//! How the emulated device behaves: `wave=64,order=random/7,devices=2,memory=64MiB,fail-allocation=3`.
+//! How emulated devices behave: `wave=64,order=random/7,devices=2,memory=64MiB/32MiB,fail-allocation=3`.
 
 use std::fmt;
 
@@ -33,24 +33,57 @@ pub struct Faults {
     pub refuse_peer: bool,
 }
 
-/// Everything about the emulated device.
+/// One value for each device; the last one goes for all further devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PerDevice<T>(Vec<T>);
+
+impl<T: Copy> PerDevice<T> {
+    /// The same for all.
+    pub fn all(value: T) -> Self {
+        Self(vec![value])
+    }
+
+    /// The value of a device; none only for a list that was read from nothing, which [`Settings::parse`] refuses.
+    pub fn of(&self, ordinal: u32) -> Option<T> {
+        self.0.get(ordinal as usize).or(self.0.last()).copied()
+    }
+
+    fn parse(text: &str, read: impl Fn(&str) -> Option<T>) -> Option<Self> {
+        text.split('/').map(read).collect::<Option<Vec<T>>>().map(Self)
+    }
+}
+
+/// Everything about emulated devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Lanes of a wave: 32 or 64.
-    pub wave: u32,
+    /// Lanes of a wave: 32 or 64. It is the architecture, too.
+    pub wave: PerDevice<u32>,
     /// Order of threads.
     pub order: LaneOrder,
     /// Number of devices.
     pub devices: u32,
-    /// Bytes of memory of each device.
-    pub memory: u64,
+    /// Bytes of memory.
+    pub memory: PerDevice<u64>,
+    /// What ids are made of. Without one devices have no ids: every process has emulated devices of its own. With one they
+    /// are known to all processes, as real cards are.
+    pub ids: Option<u8>,
+    /// Whether devices say that they share the host's memory.
+    pub integrated: bool,
     /// Failures to inject.
     pub faults: Faults,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { wave: 32, order: LaneOrder::Forward, devices: 1, memory: 4 << 30, faults: Faults::default() }
+        Self {
+            wave: PerDevice::all(32),
+            order: LaneOrder::Forward,
+            devices: 1,
+            memory: PerDevice::all(4 << 30),
+            ids: None,
+            integrated: false,
+            faults: Faults::default(),
+        }
     }
 }
 
@@ -76,10 +109,15 @@ impl Settings {
         let nth = || value.parse().ok().filter(|n| *n > 0).map(Some);
         let faults = &mut self.faults;
         match option {
-            "wave" => self.wave = value.parse().ok().filter(|wave| matches!(wave, 32 | 64))?,
+            "wave" => {
+                let read = |wave: &str| wave.parse().ok().filter(|wave| matches!(wave, 32 | 64));
+                self.wave = PerDevice::parse(value, read)?;
+            }
             "order" => self.order = parse_order(value)?,
             "devices" => self.devices = value.parse().ok().filter(|devices| *devices <= 16)?,
-            "memory" => self.memory = parse_size(value)?,
+            "memory" => self.memory = PerDevice::parse(value, parse_size)?,
+            "ids" => self.ids = Some(value.parse().ok()?),
+            "integrated" => self.integrated = value.parse().ok()?,
             "fail-allocation" => faults.fail_allocation = nth()?,
             "fail-launch" => faults.fail_launch = nth()?,
             "hang-launch" => faults.hang_launch = nth()?,
@@ -108,6 +146,17 @@ fn parse_size(value: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(*scale)
 }
 
+/// A size in the largest unit that has no fraction.
+fn size(bytes: u64) -> String {
+    let exact = UNITS.iter().find(|(_, scale)| bytes.is_multiple_of(*scale));
+    let (unit, scale) = exact.copied().unwrap_or(("", 1));
+    format!("{}{unit}", bytes / scale)
+}
+
+fn joined<T: Copy>(values: &PerDevice<T>, print: impl Fn(T) -> String) -> String {
+    values.0.iter().map(|value| print(*value)).collect::<Vec<_>>().join("/")
+}
+
 impl fmt::Display for Settings {
     /// Prints what [`Settings::parse`] reads back.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -116,15 +165,11 @@ impl fmt::Display for Settings {
             LaneOrder::Reverse => "reverse".to_owned(),
             LaneOrder::Random(seed) => format!("random/{seed}"),
         };
-        let exact = UNITS.iter().find(|(_, scale)| self.memory.is_multiple_of(*scale));
-        let (unit, scale) = exact.copied().unwrap_or(("", 1));
-        write!(
-            f,
-            "wave={},order={order},devices={},memory={}{unit}",
-            self.wave,
-            self.devices,
-            self.memory / scale
-        )?;
+        let (wave, memory) = (joined(&self.wave, |wave| wave.to_string()), joined(&self.memory, size));
+        write!(f, "wave={wave},order={order},devices={},memory={memory}", self.devices)?;
+        if let Some(ids) = self.ids {
+            write!(f, ",ids={ids}")?;
+        }
         let faults = self.faults;
         for (option, nth) in [
             ("fail-allocation", faults.fail_allocation),
@@ -137,6 +182,7 @@ impl fmt::Display for Settings {
             }
         }
         for (option, set) in [
+            ("integrated", self.integrated),
             ("refuse-register", faults.refuse_register),
             ("garble-peer", faults.garble_peer),
             ("refuse-peer", faults.refuse_peer),
@@ -160,10 +206,17 @@ mod tests {
             "wave=32,order=forward,devices=1,memory=4GiB",
             "wave=64,order=random/7,devices=3,memory=1025KiB,fail-allocation=3,hang-launch=2",
             "wave=64,order=reverse,devices=1,memory=0GiB,refuse-register=true,garble-peer=true,refuse-peer=true",
+            "wave=32/64,order=forward,devices=3,memory=1GiB/3MiB,ids=7,integrated=true",
         ] {
             assert_eq!(Settings::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(Settings::parse("").unwrap(), Settings::default());
+    }
+
+    #[test]
+    fn the_last_of_several_values_goes_for_all_further_devices() {
+        let memory = Settings::parse("memory=3MiB/2MiB").unwrap().memory;
+        assert_eq!([0, 1, 2].map(|ordinal| memory.of(ordinal)), [3, 2, 2].map(|size| Some(size << 20)));
     }
 
     /// Every mistake is refused, and the refusal names it.
@@ -172,7 +225,10 @@ mod tests {
         for (text, named) in [
             ("wave=48", "wave"),
             ("order=random", "order"),
+            ("wave=32/48", "48"),
             ("memory=4TB", "4TB"),
+            ("memory=1GiB/", "memory"),
+            ("ids=300", "ids"),
             ("memory=99999999999GiB", "memory"),
             ("fail-launch=0", "fail-launch"),
             ("speed=fast", "speed"),

@@ -51,7 +51,7 @@ pub(super) fn table() -> HipApi {
         module_launch_kernel,
         get_device_properties: Some(get_device_properties),
         get_device_properties_r0000: None,
-        device_get_uuid: None,
+        device_get_uuid: Some(device_get_uuid),
         stream_begin_capture: Some(stream_begin_capture),
         stream_end_capture: Some(stream_end_capture),
         graph_instantiate: Some(graph_instantiate),
@@ -146,6 +146,11 @@ unsafe extern "C" fn get_device_properties(properties: *mut c_void, number: c_in
         unsafe { info.write(properties) };
         Ok(())
     })
+}
+
+/// Devices without ids say so.
+unsafe extern "C" fn device_get_uuid(uuid: *mut [u8; 16], number: c_int) -> Status {
+    call(|state| put(uuid, state.describe(ordinal(number)?)?.uuid.ok_or(status::NOT_SUPPORTED)?))
 }
 
 unsafe extern "C" fn get_error_name(status: Status) -> *const c_char {

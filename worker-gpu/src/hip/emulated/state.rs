@@ -121,23 +121,36 @@ impl State {
 
     pub fn describe(&self, ordinal: u32) -> Result<DeviceInfo, Status> {
         self.check_device(ordinal)?;
+        let wave = self.wave(ordinal)?;
         Ok(DeviceInfo {
             ordinal,
             name: "Spillway emulated device".to_owned(),
-            arch: format!("emulated_wave{}", self.settings.wave),
-            uuid: None,
+            arch: format!("emulated_wave{wave}"),
+            uuid: self.uuid(ordinal),
             pci: PciAddress { domain: 0xffff, bus: ordinal, device: 0 },
-            total_bytes: self.settings.memory,
+            total_bytes: self.settings.memory.of(ordinal).ok_or(status::INVALID_DEVICE)?,
             compute_units: 1,
-            wave: self.settings.wave,
+            wave,
             shared_bytes: SHARED_BYTES.into(),
-            integrated: false,
+            integrated: self.settings.integrated,
         })
+    }
+
+    fn wave(&self, ordinal: u32) -> Result<u32, Status> {
+        self.settings.wave.of(ordinal).ok_or(status::INVALID_DEVICE)
+    }
+
+    /// An id that is the same in every process with the same settings.
+    fn uuid(&self, ordinal: u32) -> Option<[u8; 16]> {
+        let seed = self.settings.ids?;
+        let mut uuid = [seed; 16];
+        uuid[12..].copy_from_slice(&ordinal.to_be_bytes());
+        Some(uuid)
     }
 
     /// Free and total bytes of the chosen device.
     pub fn memory(&self) -> (u64, u64) {
-        let total = self.settings.memory;
+        let total = self.settings.memory.of(self.current).unwrap_or(0);
         (total.saturating_sub(self.heap.device_bytes(self.current)), total)
     }
 
@@ -262,7 +275,7 @@ impl State {
         let Some(Object::Module(image)) = self.objects.get(&module) else {
             return Err(status::INVALID_HANDLE);
         };
-        let entry = Entry::new(image, name, self.settings.wave)?;
+        let entry = Entry::new(image, name, self.wave(self.current)?)?;
         Ok(self.insert(Object::Function(entry, module)))
     }
 

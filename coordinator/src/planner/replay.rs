@@ -1,0 +1,149 @@
+//! Plans that were made before: whether one still holds, and how two differ.
+
+use super::{Gpu, Machine, ModelSummary, Refusal, bytes};
+use serde_json::Value;
+use spillway_protocol::plan::{Execution, GpuDevice, PLAN_VERSION, Plan, PlannedModel, Stage};
+
+/// Checks that a saved plan can be used as it stands: same model, same devices, and still enough memory. The file may have
+/// moved; the result names it where it is now.
+///
+/// # Errors
+/// Something differs; the refusal names it.
+pub fn replay(saved: &Plan, model: &ModelSummary, machine: &Machine) -> Result<Plan, Refusal> {
+    if saved.version != PLAN_VERSION {
+        return Err(Refusal::PlanVersion { found: saved.version, known: PLAN_VERSION });
+    }
+    check_model(&saved.model, &model.model)?;
+    check_stages(saved)?;
+    check_memory(saved, machine)?;
+    Ok(Plan { model: model.model.clone(), ..saved.clone() })
+}
+
+fn check_model(saved: &PlannedModel, found: &PlannedModel) -> Result<(), Refusal> {
+    let facts = |model: &PlannedModel| {
+        let PlannedModel { path: _, file_bytes, architecture, layers, d_model, vocab, context_length } =
+            model;
+        [
+            ("file length", file_bytes.to_string()),
+            ("architecture", architecture.clone()),
+            ("number of layers", layers.to_string()),
+            ("width", d_model.to_string()),
+            ("vocabulary", vocab.to_string()),
+            ("context length", context_length.to_string()),
+        ]
+    };
+    let pairs = facts(saved).into_iter().zip(facts(found));
+    match pairs.into_iter().find(|(saved, found)| saved != found) {
+        Some(((what, planned), (_, found))) => Err(Refusal::PlanOtherModel { what, planned, found }),
+        None => Ok(()),
+    }
+}
+
+/// A file can hold anything: every layer must be there once, in order.
+fn check_stages(saved: &Plan) -> Result<(), Refusal> {
+    let (mut next, layers) = (0, saved.model.layers);
+    for Stage { layers: band, embed, head, residency, .. } in &saved.stages {
+        let contiguous = band.start == next && band.end > next && residency.len() == band.len();
+        if !contiguous || *embed != (band.start == 0) || *head != (band.end == layers) {
+            return Err(Refusal::PlanMalformed { stage: band.clone(), layers });
+        }
+        next = band.end;
+    }
+    if next == layers { Ok(()) } else { Err(Refusal::PlanMalformed { stage: next..layers, layers }) }
+}
+
+fn check_memory(saved: &Plan, machine: &Machine) -> Result<(), Refusal> {
+    let mut host = 0u64;
+    let mut devices: Vec<(&Gpu, u64)> = Vec::new();
+    for Stage { execution, bytes, .. } in &saved.stages {
+        host = host.saturating_add(bytes.of_host());
+        match execution {
+            Execution::Cpu { .. } => host = host.saturating_add(bytes.of_processor()),
+            Execution::Gpu { device } => {
+                let gpu = find(device, machine)?;
+                match devices.iter_mut().find(|(known, _)| known.device.index == gpu.device.index) {
+                    Some((_, sum)) => *sum = sum.saturating_add(bytes.of_processor()),
+                    None => devices.push((gpu, bytes.of_processor())),
+                }
+            }
+        }
+    }
+    let of_host = ("the host".to_owned(), host, machine.available_bytes);
+    let of_devices = devices.into_iter().map(|(gpu, sum)| {
+        (format!("device {} ({})", gpu.device.index, gpu.device.name), sum, gpu.free_bytes)
+    });
+    match of_devices.chain([of_host]).find(|(_, needed, available)| needed > available) {
+        Some((place, needed, available)) => Err(Refusal::PlanMemory { place, needed, available }),
+        None => Ok(()),
+    }
+}
+
+/// The device of the plan, which must be the same in every respect but its number.
+fn find<'m>(planned: &GpuDevice, machine: &'m Machine) -> Result<&'m Gpu, Refusal> {
+    let same = |gpu: &&Gpu| GpuDevice { index: planned.index, ..gpu.device.clone() } == *planned;
+    machine.gpus.gpus.iter().find(same).ok_or_else(|| Refusal::PlanOtherDevice {
+        planned: format!(
+            "{} ({}, {}, {})",
+            planned.name,
+            planned.arch,
+            planned.pci,
+            planned.uuid.as_deref().unwrap_or("no id")
+        ),
+        table: if machine.gpus.gpus.is_empty() { "none".to_owned() } else { machine.gpus.table() },
+    })
+}
+
+/// One place where two plans differ.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Difference {
+    /// Where, as in `stages[0].layers.end`.
+    pub path: String,
+    /// What the first has there; null for nothing.
+    pub first: Value,
+    /// What the second has there; null for nothing.
+    pub second: Value,
+}
+
+/// Everything in which two plans differ, in their order.
+pub fn diff(first: &Plan, second: &Plan) -> Vec<Difference> {
+    let value = |plan| serde_json::to_value(plan).unwrap_or_default();
+    let mut differences = Vec::new();
+    compare(String::new(), &value(first), &value(second), &mut differences);
+    differences
+}
+
+fn compare(path: String, first: &Value, second: &Value, found: &mut Vec<Difference>) {
+    match (first, second) {
+        (Value::Object(one), Value::Object(other)) => {
+            let added = other.keys().filter(|key| !one.contains_key(*key));
+            for key in one.keys().chain(added) {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                let of = |map: &serde_json::Map<String, Value>| map.get(key).cloned().unwrap_or_default();
+                compare(path, &of(one), &of(other), found);
+            }
+        }
+        (Value::Array(one), Value::Array(other)) => {
+            for index in 0..one.len().max(other.len()) {
+                let of = |items: &[Value]| items.get(index).cloned().unwrap_or_default();
+                compare(format!("{path}[{index}]"), &of(one), &of(other), found);
+            }
+        }
+        _ if first == second => {}
+        _ => found.push(Difference { path, first: first.clone(), second: second.clone() }),
+    }
+}
+
+/// The differences for people, a line each.
+pub fn differences(found: &[Difference]) -> String {
+    let words = |path: &str, value: &Value| match value.as_u64() {
+        Some(count) if path.contains(".bytes.") => bytes(count),
+        _ => value.to_string(),
+    };
+    let line = |Difference { path, first, second }: &Difference| {
+        format!("{path}: {} -> {}\n", words(path, first), words(path, second))
+    };
+    match found {
+        [] => "the plans are the same\n".to_owned(),
+        found => found.iter().map(line).collect(),
+    }
+}

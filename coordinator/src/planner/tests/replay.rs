@@ -1,0 +1,75 @@
+//! A saved plan is used only where it still holds; two plans are compared field by field.
+
+use super::gpus::{gpu, on};
+use super::*;
+
+fn host() -> Machine {
+    Machine {
+        gpus: GpuSurvey { gpus: vec![gpu(0, 8 << 30), gpu(1, 8 << 30)], looked_for: vec![] },
+        ..machine()
+    }
+}
+
+fn saved() -> Plan {
+    plan(&model(9), &host(), &on("0,1")).unwrap()
+}
+
+#[test]
+fn a_plan_survives_its_file_and_holds_where_nothing_has_changed() {
+    let text = serde_json::to_string(&saved()).unwrap();
+    let read: Plan = serde_json::from_str(&text).unwrap();
+    let mut moved = model(9);
+    moved.model.path = "/elsewhere/some.gguf".into();
+    let mut renumbered = host();
+    renumbered.gpus.gpus.reverse();
+    let replayed = replay(&read, &moved, &renumbered).unwrap();
+    assert_eq!(replayed, Plan { model: moved.model, ..saved() });
+}
+
+#[test]
+fn what_has_changed_is_named() {
+    let refused = |plan: &Plan, model: &ModelSummary, machine: &Machine, code: &str, words: &[&str]| {
+        let refusal = replay(plan, model, machine).unwrap_err();
+        assert_eq!(refusal.code(), code, "{refusal}");
+        for word in words {
+            assert!(refusal.to_string().contains(word), "{refusal} lacks {word}");
+        }
+    };
+    let (model, host) = (model(9), host());
+    refused(&Plan { version: 99, ..saved() }, &model, &host, "plan_version", &["99"]);
+    let mut other = model.clone();
+    other.model.file_bytes += 1;
+    refused(&saved(), &other, &host, "plan_other_model", &["file length", "419430400", "419430401"]);
+    let mut swapped = host.clone();
+    swapped.gpus.gpus[1].device.uuid = Some("another".into());
+    refused(&saved(), &model, &swapped, "plan_other_device", &["GPU 1", "0000:01:00.0", "another"]);
+    refused(&saved(), &model, &machine(), "plan_other_device", &["there are: none"]);
+    let mut fuller = host.clone();
+    fuller.gpus.gpus[0].free_bytes = 50 * MIB;
+    refused(&saved(), &model, &fuller, "out_of_memory", &["device 0 (GPU 0)", "50.0 MiB"]);
+    let poor = Machine { available_bytes: MIB, ..host.clone() };
+    refused(&saved(), &model, &poor, "out_of_memory", &["the host", "1.0 MiB"]);
+    let mut gap = saved();
+    gap.stages[1].layers.start += 1;
+    refused(&gap, &model, &host, "plan_malformed", &["layers 6-8 of 9"]);
+    let mut short = saved();
+    short.stages.pop();
+    refused(&short, &model, &host, "plan_malformed", &["layers 5-8 of 9"]);
+}
+
+#[test]
+fn two_plans_are_compared_field_by_field() {
+    assert_eq!(diff(&saved(), &saved()), []);
+    assert_eq!(differences(&[]), "the plans are the same\n");
+    let other = plan(&model(9), &host(), &PlacementRequest { pp_layers: text("6,3"), ..on("0,1") }).unwrap();
+    let found = diff(&saved(), &other);
+    let at = |path: &str| found.iter().find(|difference| difference.path == path).unwrap();
+    assert_eq!(
+        (&at("stages[0].layers.end").first, &at("stages[0].layers.end").second),
+        (&5.into(), &6.into())
+    );
+    assert!(at("stages[0].residency[5]").first.is_null(), "one has no sixth layer there");
+    let text = differences(&found);
+    assert!(text.contains("stages[0].bytes.weights: 50.0 MiB -> 60.0 MiB\n"), "{text}");
+    assert!(!found.iter().any(|difference| difference.path.starts_with("model")));
+}
