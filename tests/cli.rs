@@ -46,6 +46,7 @@ fn help_is_as_reviewed() {
         "detokenize",
         "bench",
         "daemon",
+        "status",
         "completions",
     ] {
         let ran = run(&[command, "--help"]);
@@ -170,6 +171,15 @@ fn a_request_that_cannot_be_answered_is_refused() {
 }
 
 #[test]
+fn a_daemon_that_is_not_there_is_told() {
+    let models = Models::new();
+    let path = models.path("no-socket");
+    let ran = run(&["status", "--connect", text(&path)]);
+    assert_eq!(ran.code, Some(1));
+    assert_one_error_line(&ran, "no-socket");
+}
+
+#[test]
 fn the_plan_covers_every_layer_once_in_both_renderings() {
     let models = Models::new();
     let tiny = models.tiny();
@@ -217,7 +227,7 @@ fn a_plan_is_kept_checked_and_compared() {
         &["plan", "--load", text(&first), "-m", text(&other)],
         3,
         "plan_other_model",
-        "architecture",
+        "file length",
     );
     let gone = std::fs::read_to_string(&first).unwrap().replace("ids=3", "ids=4");
     std::fs::write(&second, gone).unwrap();

@@ -32,6 +32,9 @@ fn several_clients_share_the_model_and_not_their_conversations() {
     first.close();
     daemon.main.close();
     drop(first);
+    let shown = support::run(&["status", "--connect", path.to_str().unwrap()]);
+    assert_eq!(shown.code, Some(0), "{shown:?}");
+    assert!(shown.stdout.contains("ready") && shown.stdout.contains("tiny.gguf"), "{shown:?}");
     // The end of standard input does not end a daemon that listens.
     second.send(ask("s", 4));
     assert_eq!(second.answer("s").1["type"], "done");
@@ -146,9 +149,10 @@ fn an_interrupt_ends_the_daemon_at_once_with_its_own_code() {
 }
 
 #[test]
-fn a_killed_worker_ends_its_requests_once_and_the_daemon_goes_on() {
+fn without_restarts_a_killed_worker_ends_its_requests_once_and_the_daemon_goes_on() {
     let models = Models::new();
-    let mut daemon = daemon_with_long_model(&models, json!({"cpu_workers": 2}));
+    let mut daemon = Daemon::start_with_env(&[], &[("SPILLWAY_RESTART_LIMIT", "0")]);
+    daemon.main.load(&long_model(&models), json!({"cpu_workers": 2}));
     daemon.main.send(endless("a"));
     daemon.main.send(endless("b"));
     until_running(&mut daemon.main, "b");
@@ -196,4 +200,67 @@ fn an_interrupt_ends_the_daemon_although_a_load_does_not_come_to_an_end() {
     daemon.signal(Signal::SIGINT);
     assert_eq!(daemon.wait(), Some(130));
     assert!(interrupted.elapsed() < Duration::from_secs(10), "{:?}", interrupted.elapsed());
+}
+
+/// Two requests go on after a worker is killed; the client is told, and both answers are those of an undisturbed daemon.
+#[test]
+fn a_killed_worker_is_replaced_and_answers_go_on() {
+    let models = Models::new();
+    let mut daemon = Daemon::with_model(&models, json!({"cpu_workers": 2}));
+    let answers = |daemon: &mut Daemon, kill: bool| -> Vec<String> {
+        let workers = daemon.workers();
+        ["a", "b"].into_iter().for_each(|id| daemon.main.send(ask(id, 300)));
+        let mut texts = vec![String::new(); 2];
+        let (mut open, mut recovering, mut killed) = (2, 0, false);
+        daemon.main.until(|event| {
+            let which = usize::from(event["id"] == "b");
+            match event["type"].as_str() {
+                Some("token") => texts[which].push_str(event["text"].as_str().unwrap()),
+                Some("recovering") => {
+                    assert_eq!(event["code"], "worker_died", "{event}");
+                    recovering += 1;
+                }
+                Some("done") => open -= 1,
+                other => panic!("{other:?}: {event}"),
+            }
+            if kill && !killed && texts.iter().all(|text| !text.is_empty()) {
+                killed = true;
+                signal(workers[1], Signal::SIGKILL);
+            }
+            open == 0
+        });
+        assert_eq!(recovering > 0, kill);
+        texts
+    };
+    let undisturbed = answers(&mut daemon, false);
+    assert_eq!(answers(&mut daemon, true), undisturbed);
+    let diag = daemon.main.ask(json!({"type": "diag"}), "diag");
+    assert_eq!((&diag["state"], &diag["reason"]), (&json!("ready"), &json!(null)));
+    assert!(diag["restarts"].as_u64() >= Some(1), "{diag}");
+    daemon.finish();
+}
+
+/// The request whose token makes its worker crash gets an error of its own; the one beside it does not notice.
+#[test]
+fn a_request_that_crashes_its_worker_twice_ends_alone() {
+    let models = Models::new();
+    let mut daemon = Daemon::start_with_env(&[], &[("SPILLWAY_FAULT", "abort-on-token:77")]);
+    daemon.main.load(&models.tiny(), json!({"cpu_workers": 2}));
+    daemon.main.send(json!({"type": "generate", "id": "good", "prompt_ids": [1, 2, 3], "max_tokens": 200}));
+    until_running(&mut daemon.main, "good");
+    daemon.main.send(json!({"type": "generate", "id": "poison", "prompt_ids": [5, 77, 6], "max_tokens": 5}));
+    let mut ends = Vec::new();
+    daemon.main.until(|event| {
+        if is_terminal(event) {
+            ends.push((event["id"].clone(), event["type"].clone(), event["code"].clone()));
+        }
+        ends.len() == 2
+    });
+    ends.sort_by_key(|(id, ..)| id.to_string());
+    let [good, poison] = ends.as_slice() else { panic!("{ends:?}") };
+    assert_eq!((&good.0, &good.1), (&json!("good"), &json!("done")));
+    assert_eq!(*poison, (json!("poison"), json!("error"), json!("poison_request")));
+    daemon.main.send(ask("later", 2));
+    assert_eq!(daemon.main.answer("later").1["type"], "done");
+    daemon.finish();
 }

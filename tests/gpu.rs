@@ -189,7 +189,7 @@ fn a_card_serves_one_process_unless_both_share_it() {
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
     let serve = |params: Value| {
-        let mut daemon = Daemon::start_with(&[], &environment);
+        let mut daemon = Daemon::start_with_env(&[], &environment);
         daemon.main.load(&model, params);
         daemon
     };
@@ -266,7 +266,7 @@ fn failures_of_a_device_are_told() {
     let cases = [
         ("emulated:memory=64KiB", 3, "out_of_memory", "of device 0"),
         ("emulated:devices=0", 3, "no_gpu", "no device"),
-        ("emulated:fail-launch=3", 4, "worker_failed", "worker of stage 0"),
+        ("emulated:fail-launch=3", 4, "poison_request", "worker of stage 0"),
         ("emulated:lose-at-call=60", 4, "worker_failed", "lost"),
     ];
     for (devices, exit, code, words) in cases {

@@ -19,10 +19,15 @@ struct Running {
 }
 
 impl Running {
-    fn start(model: &Path, more: &[&str]) -> Self {
+    fn start(model: &Path) -> Self {
+        Self::start_with_env(model, &[])
+    }
+
+    fn start_with_env(model: &Path, env: &[(&str, &str)]) -> Self {
         let base = ["run", "-m", model.to_str().unwrap(), "-p", "x", "-n", "60000", "--ignore-eos", "--json"];
         let base = base.iter().chain(&["--max-seq", "32768", "--cpu-workers", "2"]);
-        let mut child = spillway(base.chain(more))
+        let mut child = spillway(base)
+            .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -63,10 +68,10 @@ impl Drop for Running {
 }
 
 #[test]
-fn a_killed_worker_ends_the_command_with_its_exit_code_and_one_error() {
+fn without_restarts_a_killed_worker_ends_the_command_with_its_exit_code_and_one_error() {
     let models = Models::new();
     for victim in [0, 1] {
-        let running = Running::start(&long_model(&models), &[]);
+        let running = Running::start_with_env(&long_model(&models), &[("SPILLWAY_RESTART_LIMIT", "0")]);
         let workers = running.workers();
         assert_eq!(workers.len(), 2);
         signal(workers[victim], Signal::SIGKILL);
@@ -84,7 +89,7 @@ fn a_killed_worker_ends_the_command_with_its_exit_code_and_one_error() {
 #[test]
 fn a_killed_coordinator_leaves_no_worker_behind() {
     let models = Models::new();
-    let mut running = Running::start(&long_model(&models), &[]);
+    let mut running = Running::start(&long_model(&models));
     let workers = running.workers();
     running.child.kill().unwrap();
     let gone = holds_within(Duration::from_secs(1), || workers.iter().all(|&pid| !is_running(pid)));
@@ -95,7 +100,7 @@ fn a_killed_coordinator_leaves_no_worker_behind() {
 #[test]
 fn an_interrupt_ends_the_answer_with_exit_code_130_and_what_there_was() {
     let models = Models::new();
-    let running = Running::start(&long_model(&models), &[]);
+    let running = Running::start(&long_model(&models));
     let workers = running.workers();
     signal(running.child.id(), Signal::SIGINT);
     let (code, last, stderr) = running.end();
@@ -110,7 +115,7 @@ fn an_interrupt_ends_the_answer_with_exit_code_130_and_what_there_was() {
 #[test]
 fn a_reader_that_goes_away_is_success() {
     let models = Models::new();
-    let mut running = Running::start(&long_model(&models), &[]);
+    let mut running = Running::start(&long_model(&models));
     let workers = running.workers();
     let stdout = std::mem::replace(&mut running.stdout, BufReader::new(spare_stdout()));
     drop(stdout);

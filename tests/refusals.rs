@@ -34,7 +34,7 @@ impl Served {
         let models = Models::new();
         let locks = models.path("locks");
         let environment = [("SPILLWAY_PROVIDER", devices), ("SPILLWAY_LOCK_DIR", locks.to_str().unwrap())];
-        let mut daemon = Daemon::start_with(&[], &environment);
+        let mut daemon = Daemon::start_with_env(&[], &environment);
         daemon.main.load(&models.tiny(), json!({}));
         daemon.main.send(ask("before", 16));
         let before = daemon.main.answer("before").0;

@@ -16,7 +16,7 @@ pub struct LoadBand {
     pub model: PathBuf,
     /// Length the coordinator validated; a different length now is a refusal.
     pub file_bytes: u64,
-    /// Pipeline incarnation; frames with another epoch are dropped.
+    /// Pipeline incarnation; frames of earlier ones are dropped, a frame of a later one begins it.
     pub epoch: u64,
     /// Place in the pipeline, 0-based.
     pub stage_index: usize,

@@ -43,6 +43,19 @@ impl WorkerState {
         WorkerState::Stopping,
         WorkerState::Failed,
     ];
+
+    /// The word for people and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            WorkerState::Starting => "starting",
+            WorkerState::Loading => "loading",
+            WorkerState::Idle => "idle",
+            WorkerState::Stepping => "stepping",
+            WorkerState::Sending => "sending",
+            WorkerState::Stopping => "stopping",
+            WorkerState::Failed => "failed",
+        }
+    }
 }
 
 /// Counters of a worker, all growing from 0 at its start except where noted.

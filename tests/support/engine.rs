@@ -47,9 +47,11 @@ pub fn open(path: &Path) -> Arc<LoadedModel> {
     Arc::new(open_model(path, TextNeed::Optional).unwrap())
 }
 
-/// Options of the tests: workers are the built program, four requests may wait.
+/// Options of the tests: workers are the built program (`SPILLWAY_TEST_BINARY` names another one, for long runs beside builds),
+/// four requests may wait.
 pub fn options() -> EngineOptions {
-    let worker_exe = Some(env!("CARGO_BIN_EXE_spillway").into());
+    let named = std::env::var_os("SPILLWAY_TEST_BINARY").map(PathBuf::from);
+    let worker_exe = Some(named.unwrap_or_else(|| env!("CARGO_BIN_EXE_spillway").into()));
     EngineOptions { worker_exe, queue: Some(4), ..Default::default() }
 }
 

@@ -325,13 +325,13 @@ pub struct Daemon {
 impl Daemon {
     /// Starts a daemon.
     pub fn start(args: &[&str]) -> Self {
-        Daemon::start_with(args, &[])
+        Self::start_with_env(args, &[])
     }
 
-    /// Starts a daemon in an environment.
-    pub fn start_with(args: &[&str], environment: &[(&str, &str)]) -> Self {
+    /// Starts a daemon with environment variables.
+    pub fn start_with_env(args: &[&str], env: &[(&str, &str)]) -> Self {
         let mut child = spillway(["daemon"].iter().chain(args))
-            .envs(environment.iter().copied())
+            .envs(env.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())

@@ -7,6 +7,7 @@
 pub mod args;
 pub mod band;
 pub mod embedding;
+mod fault;
 pub mod fuse;
 pub mod process;
 pub mod weights;

@@ -44,6 +44,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Serve JSON lines on standard input and output, and on a local socket
     Daemon(DaemonArgs),
+    /// Show what a daemon is doing: stages, processes, requests, restarts
+    Status(StatusArgs),
     /// List the GPUs of this machine, or say what was looked for
     Devices(DevicesArgs),
     /// Compile kernels for GPUs ahead of time, list or remove compiled ones
@@ -451,6 +453,20 @@ pub struct DaemonArgs {
     /// Also serve clients on a local socket at this path
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub listen: Option<PathBuf>,
+}
+
+/// `status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Socket of the daemon, as given to its --listen
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub connect: PathBuf,
+    /// Show it again every so many seconds, until Ctrl-C
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+    pub watch: Option<f64>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `devices`.

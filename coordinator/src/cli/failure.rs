@@ -58,6 +58,14 @@ pub enum Failure {
     /// The request was refused or failed.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// No daemon answers.
+    #[error("no daemon answers at {path}: {source}; start one with `spillway daemon --listen {path}`")]
+    NoDaemon {
+        /// Its socket.
+        path: String,
+        /// The system's reason.
+        source: io::Error,
+    },
     /// Standard input holds something else than was expected.
     #[error("standard input cannot be used: {0}")]
     BadInput(String),
@@ -97,6 +105,7 @@ impl Failure {
             Failure::Daemon(error) => error.code(),
             Failure::Engine(error) => error.code(),
             Failure::Request(error) => error.code,
+            Failure::NoDaemon { .. } => "no_daemon",
             Failure::BadInput(_) => "bad_input",
             Failure::Input(_) => "input_failed",
             Failure::Output(_) => "output_failed",
@@ -109,7 +118,7 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::ReaderGone => 0,
-            Failure::Input(_) | Failure::Output(_) | Failure::Daemon(_) => 1,
+            Failure::Input(_) | Failure::Output(_) | Failure::Daemon(_) | Failure::NoDaemon { .. } => 1,
             Failure::Usage(_) | Failure::Kernels(CompileError::UnknownArch(_)) => 2,
             Failure::Kernels(_) => 4,
             Failure::Open(_)

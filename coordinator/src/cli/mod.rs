@@ -17,6 +17,7 @@ mod plan;
 mod progress;
 mod run;
 mod session;
+mod status;
 mod tokens;
 
 use args::{Cli, Command};
@@ -86,6 +87,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Detokenize(args) => tokens::detokenize(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Daemon(args) => daemon::daemon(&args),
+        Command::Status(args) => status::status(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Kernels(command) => kernels::kernels(&command),
         Command::Completions(args) => {

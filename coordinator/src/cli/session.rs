@@ -38,8 +38,8 @@ impl Prepared {
         for warning in &self.plan.warnings {
             tracing::warn!("{warning}");
         }
-        let options =
-            EngineOptions { cards: CardLocks::take(&self.plan, self.share)?, ..EngineOptions::default() };
+        let cards = CardLocks::take(&self.plan, self.share)?;
+        let options = EngineOptions { cards, ..EngineOptions::from_env()? };
         let (sender, receiver) = interrupts.channel();
         let from_loader = sender.clone();
         std::thread::Builder::new().name("load".into()).spawn(move || {

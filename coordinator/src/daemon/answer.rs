@@ -92,6 +92,9 @@ fn sink(client: &Arc<Client>, id: &str, end: oneshot::Sender<End>) -> EventSink 
     };
     Box::new(move |event| match event {
         GenerateEvent::Started { .. } => {}
+        GenerateEvent::Recovering { code, message } => {
+            outbox.push(&Event::Recovering { id: id.clone(), code, message });
+        }
         GenerateEvent::Token { text, .. } | GenerateEvent::Text { text } => {
             if !text.is_empty() {
                 outbox.push(&Event::Token { id: id.clone(), text });

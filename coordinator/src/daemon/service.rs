@@ -6,12 +6,12 @@
 
 use crate::cards::{CardLocks, LockError};
 use crate::devices::{THIS_PROGRAM, machine_for};
-use crate::engine::{Engine, EngineError, EngineOptions};
+use crate::engine::{Engine, EngineError, EngineOptions, StageStatus};
 use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
 use crate::planner::{Machine, PlacementRequest, Refusal, plan};
 use crate::workers::LoadProgress;
 use spillway_model::tokenizer::TokenizerOptions;
-use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, StageSummary};
+use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, StageReport, StageSummary};
 use spillway_protocol::plan::{Execution, Plan};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -126,11 +126,11 @@ impl Service {
         let mut loads = self.turn.lock().await;
         let given_back = self.resident_plan();
         let (model, plan, cards) = blocking(move || validate(&wanted, given_back.as_ref())).await??;
+        let options = EngineOptions { cards, ..EngineOptions::from_env()? };
         earlier.await;
         let mut slot = self.model.write().await;
         self.drop_resident(&mut slot).await;
         self.show(Shown::Loading);
-        let options = EngineOptions { cards, ..EngineOptions::default() };
         let started = blocking(move || Engine::start(Arc::new(model), plan, options, progress)).await;
         let engine = match started {
             Ok(Ok(engine)) => engine,
@@ -182,9 +182,15 @@ impl Service {
             model_arch: "none".to_owned(),
             model_path: None,
             state: "none",
+            reason: None,
+            restarts: 0,
+            epoch: 0,
             kernels: Vec::new(),
             requests: self.requests.load(Ordering::Relaxed),
             stages: Vec::new(),
+            live: 0,
+            queued: 0,
+            tokens_done: 0,
         };
         match shown {
             Shown::Nothing => {}
@@ -192,12 +198,19 @@ impl Service {
             Shown::Model(Resident { engine, .. }) => {
                 let status = engine.status();
                 let model = &engine.plan().model;
-                diagnosis.model_loaded = status.ready;
+                diagnosis.model_loaded = status.failure.is_none();
                 diagnosis.model_arch = model.architecture.clone();
                 diagnosis.model_path = Some(model.path.display().to_string());
-                diagnosis.state = if status.ready { "ready" } else { "failed" };
+                (diagnosis.state, diagnosis.reason) = match (status.failure, status.recovering) {
+                    (Some(failure), _) => ("failed", Some(failure)),
+                    (None, Some(failure)) => ("recovering", Some(failure)),
+                    (None, None) => ("ready", None),
+                };
+                (diagnosis.restarts, diagnosis.epoch) = (status.restarts, status.epoch);
                 diagnosis.kernels = status.stages.iter().map(|stage| stage.loaded.kernels.clone()).collect();
-                diagnosis.stages = stages(&engine);
+                diagnosis.stages = stages(&engine).into_iter().zip(&status.stages).map(report).collect();
+                (diagnosis.live, diagnosis.queued) = (status.live, status.queued);
+                diagnosis.tokens_done = status.tokens_done;
             }
         }
         diagnosis
@@ -260,6 +273,12 @@ pub fn stages(engine: &Engine) -> Vec<StageSummary> {
             bytes: stage.bytes.private(),
         })
         .collect()
+}
+
+/// A stage with what its worker is doing.
+fn report((stage, status): (StageSummary, &StageStatus)) -> StageReport {
+    let &StageStatus { state, step, steps, busy_ns, wait_ns, copy_ns, .. } = status;
+    StageReport { stage, state, step, steps, busy_ns, wait_ns, copy_ns }
 }
 
 /// A request that is counted as in flight while this lives.

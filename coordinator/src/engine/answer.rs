@@ -6,6 +6,7 @@ use super::request::{
 };
 use super::text::TextStream;
 use crate::sampler::{SampleError, Sampler};
+use crate::workers::WorkerError;
 use spillway_model::tokenizer::Tokenizer;
 use std::fmt;
 use std::sync::Arc;
@@ -136,6 +137,11 @@ impl Answer {
             FinishReason::Aborted => GenerateEvent::Aborted(completion),
             _ => GenerateEvent::Done(completion),
         });
+    }
+
+    /// A worker is being replaced.
+    pub(super) fn recovering(&mut self, error: &WorkerError) {
+        self.events.push(GenerateEvent::Recovering { code: error.code(), message: error.to_string() });
     }
 
     /// Ends the answer with an error.

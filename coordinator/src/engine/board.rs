@@ -6,6 +6,7 @@ use super::request::{FinishReason, RequestError, RequestId};
 use super::schedule::{Budget, Ready, choose};
 use super::score::ScoreSender;
 use super::slots::Slots;
+use crate::workers::WorkerError;
 use spillway_protocol::frame::{FrameError, FrameLimits, LogitRows, SpanShape, StepFrame};
 use std::collections::VecDeque;
 
@@ -59,7 +60,20 @@ struct Sequence {
     output: Output,
     /// Its terminal event is decided; it only waits for its steps to come back.
     closed: bool,
+    suspicion: Option<Suspicion>,
 }
+
+/// A worker failed with a step of this sequence in hand.
+#[derive(Debug, Clone, Copy)]
+struct Suspicion {
+    /// Tokens of the sequence with which the step ended: when they are done, it was not to blame.
+    until: usize,
+    /// Failures in a row.
+    failures: usize,
+}
+
+/// Failures of one step after which its request is to blame: the step runs alone from the first on.
+const POISONOUS: usize = 2;
 
 /// A span of a step under way.
 #[derive(Debug, Clone, Copy)]
@@ -157,6 +171,7 @@ impl Board {
                 chunk,
                 output,
                 closed: false,
+                suspicion: None,
             });
         }
     }
@@ -211,9 +226,14 @@ impl Board {
     /// Decides who takes part in the next step.
     fn select(&mut self) {
         self.ready.clear();
-        for (slot, sequence) in self.live.iter().enumerate() {
-            if let Some(sequence) = sequence
-                && !sequence.closed
+        let open = |live: &'_ Option<Sequence>| live.as_ref().is_some_and(|sequence| !sequence.closed);
+        let suspected = |live: &Option<Sequence>| live.as_ref().is_some_and(|it| it.suspicion.is_some());
+        // Under suspicion a sequence runs alone, so that the next failure tells who is to blame.
+        let alone = self.live.iter().position(|live| open(live) && suspected(live));
+        for (slot, live) in self.live.iter().enumerate() {
+            if let Some(sequence) = live
+                && open(live)
+                && alone.is_none_or(|alone| alone == slot)
             {
                 self.ready.push(sequence.ready(slot));
             }
@@ -261,6 +281,7 @@ impl Board {
             let Some(sequence) = &mut self.live[entry.slot] else { continue };
             sequence.in_flight -= 1;
             sequence.done += entry.tokens;
+            sequence.suspicion = sequence.suspicion.filter(|suspicion| sequence.done < suspicion.until);
             self.tokens_done += entry.tokens as u64;
             self.release_if_over(entry.slot);
         }
@@ -292,6 +313,32 @@ impl Board {
         let live = self.live.iter().flatten().map(|sequence| sequence.id);
         let ids: Vec<RequestId> = self.waiting.iter().map(|request| request.id).chain(live).collect();
         ids.into_iter().for_each(|id| self.abort(id));
+    }
+
+    /// What the workers held is gone, and the steps under way with it: every sequence starts again from its tokens. When
+    /// `error` blames a step, its sequences are suspected, and a sequence whose step has failed alone before is ended.
+    pub(super) fn rewind(&mut self, error: &WorkerError) {
+        let blamed: Vec<usize> = match error.blames_the_step() {
+            true => {
+                self.flights.iter().flat_map(|flight| flight.entries.iter().map(|entry| entry.slot)).collect()
+            }
+            false => Vec::new(),
+        };
+        self.flights.clear();
+        for slot in 0..self.live.len() {
+            let Some(sequence) = &mut self.live[slot] else { continue };
+            if blamed.contains(&slot) {
+                sequence.suspect(error);
+            }
+            (sequence.sent, sequence.done, sequence.in_flight) = (0, 0, 0);
+            if let Output::Answer(answer) = &mut sequence.output
+                && !sequence.closed
+            {
+                answer.recovering(error);
+            }
+            self.release_if_over(slot);
+        }
+        self.slots.forget();
     }
 
     /// Every request that has no terminal event yet fails; what the workers held is gone.
@@ -362,6 +409,16 @@ impl Board {
 }
 
 impl Sequence {
+    /// A worker failed with a step of this sequence in hand.
+    fn suspect(&mut self, error: &WorkerError) {
+        let failures = self.suspicion.map_or(0, |suspicion| suspicion.failures) + 1;
+        self.suspicion = Some(Suspicion { until: self.sent, failures });
+        if failures >= POISONOUS && !self.closed {
+            self.output.fail(&RequestError::poison(error));
+            self.closed = true;
+        }
+    }
+
     fn ready(&self, slot: usize) -> Ready {
         let decoding = self.sent >= self.prompt_len;
         Ready { slot, pending: self.tokens.len() - self.sent, decoding, chunk: self.chunk }

@@ -6,6 +6,7 @@ use super::mailbox::{Command, Mailbox};
 use super::pipeline::{Collected, Expected, Pipeline};
 use super::request::RequestError;
 use super::shared::Shared;
+use super::supervisor::Supervisor;
 use crate::workers::WorkerError;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use spillway_protocol::frame::FrameLimits;
@@ -19,6 +20,7 @@ pub(super) struct Driver {
     pub pipeline: Option<Pipeline>,
     pub limits: FrameLimits,
     pub steps_in_flight: usize,
+    pub supervisor: Supervisor,
     /// Requests that may wait for a slot.
     pub queue: usize,
     pub mailbox: Arc<Mailbox>,
@@ -27,20 +29,22 @@ pub(super) struct Driver {
 
 /// Whether the engine goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
+pub(super) enum Next {
     GoOn,
     Stop,
 }
 
 impl Driver {
-    /// Serves until it is told to stop. A failed worker does not end the engine: it ends every request, and further ones are
-    /// refused with the reason.
+    /// Serves until it is told to stop. A worker that fails is replaced; when that does not help, every request ends, and
+    /// further ones are refused with the reason.
     pub(super) fn run(&mut self) {
         loop {
-            match self.round() {
-                Ok(Next::GoOn) => {}
-                Ok(Next::Stop) => return,
-                Err(error) => self.fail(&RequestError::worker(&error)),
+            let next = match self.round() {
+                Ok(next) => next,
+                Err(error) => self.recover(error),
+            };
+            if next == Next::Stop {
+                return;
             }
         }
     }
@@ -88,7 +92,7 @@ impl Driver {
         Ok(Next::GoOn)
     }
 
-    fn accept(&mut self, request: Waiting) {
+    pub(super) fn accept(&mut self, request: Waiting) {
         match self.shared.failure() {
             Some(error) => self.board.reject(request, &error),
             None if self.board.waiting() >= self.queue => {
@@ -125,6 +129,7 @@ impl Driver {
         let expected = Expected { step, rows: board.expected_rows() };
         if pipeline.collect(expected, &mut |row, logits| board.row(row, logits))? == Collected::Step {
             board.step_done();
+            self.supervisor.progressed();
         }
         Ok(())
     }
@@ -174,7 +179,7 @@ impl Driver {
     }
 
     /// Shows the new state and delivers events, in this order: who hears of an end finds its memory free.
-    fn tell(&mut self) {
+    pub(super) fn tell(&mut self) {
         self.shared.publish(&self.board);
         self.board.deliver();
     }

@@ -16,13 +16,16 @@ mod driver;
 mod error;
 mod mailbox;
 mod pipeline;
+mod recover;
 mod request;
 mod schedule;
 mod score;
 mod shared;
 mod slots;
 mod start;
+mod supervisor;
 mod text;
+mod watchdog;
 
 pub use bench::{BenchRequest, BenchResult};
 pub use error::EngineError;
@@ -59,6 +62,24 @@ pub struct EngineOptions {
     pub steps_in_flight: Option<usize>,
     /// Locks on the plan's cards, held until the workers have ended.
     pub cards: CardLocks,
+    /// Failures of workers within a minute that are answered with a restart; one more ends every request. Default 5.
+    pub restart_limit: Option<usize>,
+}
+
+/// Environment variable with [`EngineOptions::restart_limit`].
+const RESTART_LIMIT: &str = "SPILLWAY_RESTART_LIMIT";
+
+impl EngineOptions {
+    /// What the environment says, the rest left out.
+    ///
+    /// # Errors
+    /// A variable that is no number.
+    pub fn from_env() -> Result<EngineOptions, EngineError> {
+        let Some(value) = std::env::var_os(RESTART_LIMIT) else { return Ok(EngineOptions::default()) };
+        let limit = value.to_str().and_then(|text| text.parse().ok());
+        let restart_limit = Some(limit.ok_or(EngineError::Option { name: RESTART_LIMIT, found: value })?);
+        Ok(EngineOptions { restart_limit, ..EngineOptions::default() })
+    }
 }
 
 /// A handle to a running engine; clones share it. The engine ends with [`Engine::shutdown`] or when the last handle is

@@ -1,10 +1,12 @@
 //! The workers as one function: steps go in, logits come out in the same order.
 
-use crate::workers::{WorkerError, WorkerView, Workers};
+use super::watchdog::{Awaited, Watchdog};
+use crate::workers::{LoadWatcher, WorkerError, WorkerView, Workers};
 use spillway_protocol::frame::{self, FrameError, FrameLimits, StepFrame};
 use spillway_protocol::ring::{RingError, Wait};
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest sleep between two looks at whether the workers are still there and whether a command has come.
 const LOOK: Duration = Duration::from_millis(20);
@@ -17,9 +19,29 @@ pub(super) struct Pipeline {
     epoch: u64,
     /// Number of the next step.
     step: u64,
+    /// Steps under way, oldest first.
+    under_way: VecDeque<Awaited>,
+    watchdog: Watchdog,
+    doubt: Option<Doubt>,
     frame: StepFrame,
     ids: Vec<u32>,
     row: Vec<f32>,
+}
+
+/// A worker has been silent for too long, but may only be waiting for a processor.
+#[derive(Debug, Clone, Copy)]
+struct Doubt {
+    /// Its silence when the doubt arose, and how long it had waited for processors until then.
+    silence: Duration,
+    starved: Duration,
+}
+
+impl Doubt {
+    /// Whether it has been silent for as long again without wanting for a processor.
+    fn is_over(&self, silence: Duration, starved: Duration) -> bool {
+        silence.saturating_sub(self.silence)
+            > self.silence.saturating_add(starved.saturating_sub(self.starved))
+    }
 }
 
 /// The step that comes back next, as it was sent.
@@ -47,6 +69,9 @@ impl Pipeline {
             workers,
             epoch,
             step: 1,
+            under_way: VecDeque::new(),
+            watchdog: Watchdog::default(),
+            doubt: None,
             frame: StepFrame::with_limits(&limits),
             ids: Vec::with_capacity(limits.max_tokens),
             row: vec![0.0; limits.vocab],
@@ -62,6 +87,7 @@ impl Pipeline {
         if !fill(self.epoch, self.step, &mut self.frame, &mut self.ids).map_err(unusable)? {
             return Ok(false);
         }
+        self.under_way.push_back(Awaited { step: self.step, tokens: self.ids.len() });
         while let Err(trouble) = self.write() {
             self.explain(trouble)?;
         }
@@ -88,6 +114,12 @@ impl Pipeline {
         on_row: &mut dyn FnMut(usize, &mut [f32]),
     ) -> Result<Collected, WorkerError> {
         match self.read(expected, on_row) {
+            Ok(Collected::Step) => {
+                if let Some(awaited) = self.under_way.pop_front() {
+                    self.watchdog.done(awaited, LOOK);
+                }
+                Ok(Collected::Step)
+            }
             Ok(collected) => Ok(collected),
             Err(trouble) => self.explain(trouble).map(|()| Collected::Nothing),
         }
@@ -104,7 +136,10 @@ impl Pipeline {
             Wait::Closed => return Err(Trouble::Closed),
         };
         let about = frame::read_logits(&slot, &self.limits)?;
-        if about.epoch != self.epoch || about.step != expected.step {
+        if about.epoch < self.epoch {
+            return Ok(Collected::Nothing);
+        }
+        if about.epoch > self.epoch || about.step != expected.step {
             return Err(FrameError::Inconsistent("it answers another step than the one that is due").into());
         }
         let end = about.first_row + about.rows;
@@ -121,7 +156,7 @@ impl Pipeline {
     /// Whether a ring's trouble means that the pipeline is over, and why.
     fn explain(&mut self, trouble: Trouble) -> Result<(), WorkerError> {
         match trouble {
-            Trouble::Silence => self.check(),
+            Trouble::Silence => self.check().and_then(|()| self.watch()),
             // The word of the worker at the other end may take a moment to arrive.
             Trouble::Closed => Err(self.workers.await_failure(Duration::from_secs(1))),
             // A ring whose shared words make no sense: a dying worker explains it better than the ring does.
@@ -130,6 +165,42 @@ impl Pipeline {
             }
             Trouble::Frame(error) => Err(unusable(error)),
         }
+    }
+
+    /// Whether the step that is due makes progress. A worker that hangs is killed.
+    fn watch(&mut self) -> Result<(), WorkerError> {
+        let Some(&awaited) = self.under_way.front() else { return Ok(()) };
+        let Some(silent) = self.watchdog.look(Instant::now(), awaited, self.workers.pages()) else {
+            self.doubt = None;
+            return Ok(());
+        };
+        if !self.workers.is_stopped(silent.stage) {
+            if !silent.hung {
+                return Ok(());
+            }
+            // On a machine with more work than processors, a worker may be waiting for one.
+            let starved = self.workers.starved(silent.stage);
+            let doubt = *self.doubt.get_or_insert(Doubt { silence: silent.silence, starved });
+            if !doubt.is_over(silent.silence, starved) {
+                return Ok(());
+            }
+        }
+        self.doubt = None;
+        Err(self.workers.give_up(silent.stage, silent.silence))
+    }
+
+    /// Replaces workers that have failed and begins a new epoch: steps under way are forgotten. The numbers of the stages
+    /// that were replaced; after an error the call can be made again.
+    pub(super) fn revive(
+        &mut self,
+        epoch: u64,
+        watcher: &mut dyn LoadWatcher,
+    ) -> Result<Vec<usize>, WorkerError> {
+        self.under_way.clear();
+        self.watchdog.rest();
+        self.doubt = None;
+        self.epoch = epoch;
+        self.workers.revive(epoch, watcher)
     }
 
     /// Whether every worker is still there.

@@ -1,5 +1,6 @@
 //! What a user of the engine sends and receives.
 
+use super::supervisor::WINDOW;
 use crate::sampler::SamplingParams;
 use crate::workers::WorkerError;
 use serde::Serialize;
@@ -39,14 +40,21 @@ pub struct ScoreRequest {
 /// Where the events of a request go. Called on the engine's thread: it must not block.
 pub type EventSink = Box<dyn FnMut(GenerateEvent) + Send>;
 
-/// What happens to an accepted request, in order: `Started`, `Token` and `Text` any number of times, and exactly one
-/// of `Done`, `Failed`, `Aborted`. The pieces of text concatenate to [`Completion::text`].
+/// What happens to an accepted request, in order: `Started`, then `Token`, `Text` and `Recovering` any number of times, and
+/// exactly one of `Done`, `Failed`, `Aborted`. The pieces of text concatenate to [`Completion::text`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum GenerateEvent {
     /// The request left the queue.
     Started {
         /// Prompt tokens that were already in the slot and are not computed again.
         cached_tokens: usize,
+    },
+    /// A worker failed and is being replaced; the answer goes on afterwards where it was.
+    Recovering {
+        /// Code of the failure.
+        code: &'static str,
+        /// What happened.
+        message: String,
     },
     /// A token was chosen.
     Token {
@@ -278,9 +286,27 @@ impl RequestError {
         RequestError { code, class, message: message.into(), retryable: class == ErrorClass::Transient }
     }
 
-    /// A worker failed; the model has to be loaded again before anything can run.
+    /// A worker failed, and the request with it.
     pub(super) fn worker(error: &WorkerError) -> RequestError {
-        RequestError::new(error.code(), ErrorClass::Transient, format!("{error}; load the model again"))
+        RequestError::new(error.code(), ErrorClass::Transient, error.to_string())
+    }
+
+    /// Workers have failed too often; the model has to be loaded again before anything can run.
+    pub(super) fn given_up(error: &WorkerError, failures: usize) -> RequestError {
+        let often = match failures {
+            0 | 1 => String::new(),
+            _ => format!("; that was failure {failures} within {} s", WINDOW.as_secs()),
+        };
+        let message = format!("{error}{often}; load the model again");
+        RequestError::new(error.code(), ErrorClass::Transient, message)
+    }
+
+    /// The request's own step has ended its worker twice.
+    pub(super) fn poison(error: &WorkerError) -> RequestError {
+        let message = format!(
+            "this request has made its worker fail twice, the last time: {error}; do not send it again"
+        );
+        RequestError::new("poison_request", ErrorClass::Internal, message)
     }
 
     pub(super) fn stopped() -> RequestError {

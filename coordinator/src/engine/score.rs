@@ -22,6 +22,8 @@ enum Message {
 pub(super) struct ScoreSender {
     messages: SyncSender<Message>,
     spare: Receiver<Vec<f32>>,
+    /// Rows handed over.
+    rows: usize,
     /// The last word, until it is delivered.
     last: Option<Result<(), RequestError>>,
 }
@@ -36,12 +38,16 @@ pub(super) struct ScoreReader {
 pub(super) fn pair() -> (ScoreSender, ScoreReader) {
     let (messages, reader) = sync_channel(ROWS);
     let (returns, spare) = channel();
-    (ScoreSender { messages, spare, last: None }, ScoreReader { messages: reader, spare: returns })
+    (ScoreSender { messages, spare, rows: 0, last: None }, ScoreReader { messages: reader, spare: returns })
 }
 
 impl ScoreSender {
-    /// Hands a row over; false when nobody reads any more.
-    pub(super) fn row(&self, position: usize, logits: &[f32]) -> bool {
+    /// Hands a row over, unless it was before a replay; false when nobody reads any more.
+    pub(super) fn row(&mut self, position: usize, logits: &[f32]) -> bool {
+        if position < self.rows {
+            return true;
+        }
+        self.rows = position + 1;
         let mut row = self.spare.try_recv().unwrap_or_default();
         row.clear();
         row.extend_from_slice(logits);

@@ -2,9 +2,10 @@
 
 use super::board::Board;
 use super::request::RequestError;
-use crate::workers::WorkerView;
+use crate::workers::{WorkerError, WorkerView};
 use serde::Serialize;
 use spillway_protocol::control::LoadStats;
+use spillway_protocol::status::WorkerState;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
@@ -25,6 +26,12 @@ pub struct EngineStatus {
     pub kv_blocks_total: usize,
     /// Tokens run since the start, prompt and answer.
     pub tokens_done: u64,
+    /// Failure of a worker that is being replaced now; requests are accepted and wait.
+    pub recovering: Option<String>,
+    /// Workers replaced since the start.
+    pub restarts: u64,
+    /// Pipeline incarnation: one more with every recovery.
+    pub epoch: u64,
     /// Per stage.
     pub stages: Vec<StageStatus>,
 }
@@ -36,6 +43,10 @@ pub struct StageStatus {
     pub pid: u32,
     /// What it allocated.
     pub loaded: LoadStats,
+    /// What it is in the middle of.
+    pub state: &'static str,
+    /// Step in hand, or the last one.
+    pub step: u64,
     /// Steps done.
     pub steps: u64,
     /// Nanoseconds computing.
@@ -49,8 +60,11 @@ pub struct StageStatus {
 /// Numbers that the engine's thread updates and anyone may read.
 #[derive(Debug)]
 pub(super) struct Shared {
-    workers: Vec<WorkerView>,
+    workers: Mutex<Vec<WorkerView>>,
     kv_blocks: usize,
+    recovering: Mutex<Option<String>>,
+    restarts: AtomicU64,
+    epoch: AtomicU64,
     live: AtomicUsize,
     queued: AtomicUsize,
     blocks_used: AtomicUsize,
@@ -59,10 +73,13 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(workers: Vec<WorkerView>, kv_blocks: usize) -> Shared {
+    pub(super) fn new(workers: Vec<WorkerView>, epoch: u64, kv_blocks: usize) -> Shared {
         Shared {
-            workers,
+            workers: Mutex::new(workers),
             kv_blocks,
+            recovering: Mutex::new(None),
+            restarts: AtomicU64::new(0),
+            epoch: AtomicU64::new(epoch),
             live: AtomicUsize::new(0),
             queued: AtomicUsize::new(0),
             blocks_used: AtomicUsize::new(0),
@@ -78,7 +95,21 @@ impl Shared {
         self.tokens_done.store(board.tokens_done(), Relaxed);
     }
 
+    /// A worker is being replaced.
+    pub(super) fn set_recovering(&self, error: &WorkerError) {
+        *self.recovering.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+    }
+
+    /// `replaced` workers have been replaced.
+    pub(super) fn set_recovered(&self, workers: Vec<WorkerView>, epoch: u64, replaced: usize) {
+        *self.workers.lock().unwrap_or_else(PoisonError::into_inner) = workers;
+        *self.recovering.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.restarts.fetch_add(replaced as u64, Relaxed);
+        self.epoch.store(epoch, Relaxed);
+    }
+
     pub(super) fn set_failure(&self, error: RequestError) {
+        *self.recovering.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 
@@ -89,22 +120,30 @@ impl Shared {
 
     pub(super) fn status(&self) -> EngineStatus {
         let failure = self.failure();
+        let recovering = self.recovering.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         EngineStatus {
-            ready: failure.is_none(),
+            ready: failure.is_none() && recovering.is_none(),
             failure: failure.map(|error| error.message),
             live: self.live.load(Relaxed),
             queued: self.queued.load(Relaxed),
             kv_blocks_used: self.blocks_used.load(Relaxed),
             kv_blocks_total: self.kv_blocks,
             tokens_done: self.tokens_done.load(Relaxed),
-            stages: self.workers.iter().map(stage_status).collect(),
+            recovering,
+            restarts: self.restarts.load(Relaxed),
+            epoch: self.epoch.load(Relaxed),
+            stages: workers.iter().map(stage_status).collect(),
         }
     }
 }
 
 fn stage_status(view: &WorkerView) -> StageStatus {
-    let counters = view.status.read().counters;
+    let page = view.status.read();
+    let counters = page.counters;
     StageStatus {
+        state: page.state.map_or("unknown", WorkerState::as_str),
+        step: page.step,
         pid: view.pid,
         loaded: view.stats.clone(),
         steps: counters.steps,

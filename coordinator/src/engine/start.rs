@@ -6,13 +6,15 @@ use super::mailbox::Mailbox;
 use super::pipeline::Pipeline;
 use super::request::RequestError;
 use super::shared::Shared;
+use super::supervisor::{DEFAULT_LIMIT, Supervisor};
 use super::{Engine, EngineError, EngineOptions, Inner};
 use crate::devices::THIS_PROGRAM;
 use crate::open::LoadedModel;
 use crate::planner::steps_in_flight;
-use crate::workers::{LoadProgress, WorkerError, Workers};
+use crate::workers::{LoadProgress, LoadWatcher, WorkerError, Workers};
 use spillway_protocol::frame::FrameLimits;
 use spillway_protocol::plan::Plan;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +27,11 @@ const DEFAULT_QUEUE: usize = 256;
 
 /// Pipeline incarnations of this process, so that no two of them share an epoch.
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
+
+/// An epoch of its own, later than all before.
+pub(super) fn next_epoch() -> u64 {
+    NEXT_EPOCH.fetch_add(1, Ordering::Relaxed)
+}
 
 /// From the engine's thread to whoever waits for the start.
 enum News {
@@ -69,6 +76,21 @@ pub(super) fn start(
     Err(EngineError::Lost)
 }
 
+/// Passes progress on. Nobody listens once the start has been given up; the outcome is told all the same.
+struct Starting<'a> {
+    news: &'a Sender<News>,
+}
+
+impl LoadWatcher for Starting<'_> {
+    fn progress(&mut self, progress: LoadProgress) {
+        drop(self.news.send(News::Progress(progress)));
+    }
+
+    fn tick(&mut self) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+}
+
 /// Whether a sequence can go on from the middle of its log: no layer keeps a state that cannot be wound back.
 fn rewindable(model: &LoadedModel) -> bool {
     model.file().program().layers.iter().all(|layer| layer.recurrent.is_none())
@@ -85,11 +107,9 @@ struct Launch {
 
 impl Launch {
     fn run(self, news: &Sender<News>) {
-        let epoch = NEXT_EPOCH.fetch_add(1, Ordering::Relaxed);
+        let epoch = next_epoch();
         let exe = self.options.worker_exe.clone().unwrap_or_else(|| PathBuf::from(THIS_PROGRAM));
-        // Nobody listens to progress once the start has been given up; the outcome is told all the same.
-        let mut progress = |event| drop(news.send(News::Progress(event)));
-        match Workers::start(&self.plan, &exe, epoch, &mut progress) {
+        match Workers::start(self.plan.clone(), exe, epoch, &mut Starting { news }) {
             Ok(workers) => self.serve(workers, epoch, news),
             Err(error) => drop(news.send(News::Failed(error))),
         }
@@ -101,12 +121,13 @@ impl Launch {
         let asked = self.options.steps_in_flight.unwrap_or_else(|| steps_in_flight(&self.plan));
         let steps_in_flight = asked.clamp(1, self.plan.stages.len());
         let pipeline = Pipeline::new(workers, limits, epoch);
-        let shared = Arc::new(Shared::new(pipeline.views(), limits.kv_blocks));
+        let shared = Arc::new(Shared::new(pipeline.views(), epoch, limits.kv_blocks));
         let mut driver = Driver {
             board: Board::new(limits, self.rewindable, steps_in_flight),
             pipeline: Some(pipeline),
             limits,
             steps_in_flight,
+            supervisor: Supervisor::new(self.options.restart_limit.unwrap_or(DEFAULT_LIMIT)),
             queue: self.options.queue.unwrap_or(DEFAULT_QUEUE),
             mailbox: self.mailbox,
             shared: shared.clone(),

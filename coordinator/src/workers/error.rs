@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitStatus;
+use std::time::Duration;
 use thiserror::Error;
 
 /// Which worker, in words a user knows from the plan.
@@ -38,6 +39,11 @@ impl fmt::Display for WorkerName {
 pub enum Ending {
     /// The process ended with this status.
     Exited(ExitStatus),
+    /// The system killed it because memory ran out.
+    OutOfMemory {
+        /// Private bytes it had reported.
+        charged: u64,
+    },
     /// It closed its control channel but was still running a second later.
     Unreachable,
 }
@@ -46,12 +52,15 @@ impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Ending::Exited(status) => match (status.signal(), status.code()) {
-                (Some(libc::SIGKILL), _) => {
-                    f.write_str("was killed (signal 9; the system does that when memory runs out)")
-                }
                 (Some(signal), _) => write!(f, "was killed by signal {signal}"),
                 (None, code) => write!(f, "ended with exit code {}", code.unwrap_or_default()),
             },
+            Ending::OutOfMemory { charged } => write!(
+                f,
+                "was killed because memory ran out, holding {:.1} GiB; lower --max-seq or --parallel, use a smaller \
+                 model, or raise the limit of the container",
+                *charged as f64 / (1u64 << 30) as f64
+            ),
             Ending::Unreachable => f.write_str("closed its control channel without ending"),
         }
     }
@@ -101,6 +110,22 @@ pub enum WorkerError {
         /// What it was supposed to do.
         phase: &'static str,
     },
+    /// A step that does not end.
+    #[error(
+        "{worker} has made no progress in a step for {:.1} s, {}; it has been killed", silence.as_secs_f64(),
+        if *stopped { "because a signal has stopped it" } else { "far longer than such a step takes" }
+    )]
+    Hung {
+        /// Which one.
+        worker: WorkerName,
+        /// How long.
+        silence: Duration,
+        /// Whether the process was stopped (SIGSTOP, a debugger).
+        stopped: bool,
+    },
+    /// Whoever waited for the load wants it no more.
+    #[error("loading was given up")]
+    GivenUp,
     /// The worker named its own error.
     #[error("{worker} failed: {message}")]
     Reported {
@@ -134,8 +159,23 @@ impl WorkerError {
                 "worker_protocol"
             }
             WorkerError::Silent { .. } => "worker_silent",
+            WorkerError::Hung { .. } => "worker_hung",
+            WorkerError::GivenUp => "load_given_up",
             WorkerError::Reported { .. } => "worker_failed",
             WorkerError::Died { .. } => "worker_died",
+        }
+    }
+
+    /// Whether what the worker was doing may be to blame. A signal from outside says nothing of the step in hand; a crash, an
+    /// error and a step without end do.
+    pub(crate) fn blames_the_step(&self) -> bool {
+        match self {
+            WorkerError::Reported { .. } => true,
+            WorkerError::Hung { stopped, .. } => !stopped,
+            WorkerError::Died { ending: Ending::Exited(status), .. } => {
+                !matches!(status.signal(), Some(libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP))
+            }
+            _ => false,
         }
     }
 

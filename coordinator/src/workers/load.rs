@@ -1,7 +1,7 @@
 //! Handshake and loading, all workers at once.
 
 use super::error::WorkerError;
-use super::{LoadProgress, Worker};
+use super::{LoadProgress, LoadWatcher, Worker};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use spillway_protocol::channel::{ChannelError, Received};
 use spillway_protocol::control::{FromWorker, LayerBytes, LoadBand, LoadStats, PROTOCOL_VERSION, ToWorker};
@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 /// Longest silence before the worker's first word, and between two reports of a load.
 const HELLO_LIMIT: Duration = Duration::from_secs(20);
 const LOAD_LIMIT: Duration = Duration::from_secs(60);
-/// How often silence is looked at.
-const TICK: Duration = Duration::from_millis(250);
+/// The same for a process that is known to be stopped.
+const STOPPED_LIMIT: Duration = Duration::from_secs(1);
+/// How often silence is looked at, and whoever waits.
+pub(super) const TICK: Duration = Duration::from_millis(50);
 
 /// Where a worker is on its way to serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,20 +43,26 @@ struct Loading {
     last_news: Instant,
 }
 
-/// Sends every worker its band and waits until all have loaded.
+/// Sends every worker that has none its band and waits until all have loaded.
 pub(super) fn load_all(
     workers: &mut [Worker],
     plan: &Plan,
     epoch: u64,
-    progress: &mut dyn FnMut(LoadProgress),
+    watcher: &mut dyn LoadWatcher,
 ) -> Result<(), WorkerError> {
-    let fresh = || Loading { phase: Phase::Starting, last_news: Instant::now() };
-    let mut states: Vec<Loading> = workers.iter().map(|_| fresh()).collect();
+    let state = |worker: &Worker| Loading {
+        phase: if worker.loaded { Phase::Loaded } else { Phase::Starting },
+        last_news: Instant::now(),
+    };
+    let mut states: Vec<Loading> = workers.iter().map(state).collect();
     while states.iter().any(|state| state.phase != Phase::Loaded) {
         wait_for_news(workers, TICK);
         for (worker, state) in workers.iter_mut().zip(&mut states) {
-            take_news(worker, state, plan, epoch, progress)?;
+            take_news(worker, state, plan, epoch, watcher)?;
             check_silence(worker, state)?;
+        }
+        if watcher.tick().is_break() {
+            return Err(WorkerError::GivenUp);
         }
     }
     Ok(())
@@ -74,7 +82,7 @@ fn take_news(
     state: &mut Loading,
     plan: &Plan,
     epoch: u64,
-    progress: &mut dyn FnMut(LoadProgress),
+    watcher: &mut dyn LoadWatcher,
 ) -> Result<(), WorkerError> {
     while let Some(message) = worker.next_message()? {
         state.last_news = Instant::now();
@@ -85,11 +93,17 @@ fn take_news(
                 state.phase = Phase::Loading;
             }
             (Phase::Loading, FromWorker::Progress { done, total }) => {
-                progress(LoadProgress { stage: worker.stage, stages: plan.stages.len(), done, total });
+                watcher.progress(LoadProgress {
+                    stage: worker.stage,
+                    stages: plan.stages.len(),
+                    done,
+                    total,
+                });
             }
             (Phase::Loading, FromWorker::Loaded(stats)) => {
                 worker.check_stats(&stats, plan);
                 worker.stats = stats;
+                worker.loaded = true;
                 state.phase = Phase::Loaded;
             }
             (_, FromWorker::Failed { code, message }) => {
@@ -113,7 +127,9 @@ fn load_message(worker: &Worker, plan: &Plan, epoch: u64) -> ToWorker {
 }
 
 fn check_silence(worker: &Worker, state: &Loading) -> Result<(), WorkerError> {
-    match state.phase.overdue(state.last_news.elapsed()) {
+    let silence = state.last_news.elapsed();
+    let stopped = state.phase != Phase::Loaded && silence > STOPPED_LIMIT && worker.process.is_stopped();
+    match state.phase.overdue(silence).or(stopped.then_some("starting or loading, stopped by a signal")) {
         Some(phase) => Err(WorkerError::Silent {
             worker: worker.name(),
             seconds: state.last_news.elapsed().as_secs(),

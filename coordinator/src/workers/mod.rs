@@ -7,6 +7,7 @@
 
 mod error;
 mod load;
+mod memory;
 mod process;
 
 pub use error::{Ending, SetupError, WorkerError, WorkerName};
@@ -16,13 +17,14 @@ use spillway_protocol::control::{FromWorker, LoadStats, ToWorker};
 use spillway_protocol::frame::{FrameKind, FrameLimits};
 use spillway_protocol::plan::{Execution, Plan};
 use spillway_protocol::ring::{Ring, RingConsumer, RingProducer};
-use spillway_protocol::status::StatusReader;
+use spillway_protocol::status::{Status, StatusReader};
 use spillway_worker::Worker as _;
 use spillway_worker_cpu::CpuWorker;
 use spillway_worker_gpu::GpuWorker;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,6 +53,11 @@ struct Worker {
     control: CoordinatorEnd,
     status: Arc<StatusReader>,
     stats: LoadStats,
+    loaded: bool,
+    /// Not yet known to have failed.
+    alive: bool,
+    /// Processes that the system had killed for want of memory when this one was started.
+    memory_kills: u64,
 }
 
 impl Worker {
@@ -59,7 +66,15 @@ impl Worker {
     }
 
     fn died(&mut self) -> WorkerError {
-        let ending = self.process.ending();
+        self.alive = false;
+        let ending = match self.process.ending() {
+            Ending::Exited(status)
+                if status.signal() == Some(libc::SIGKILL) && memory::kills() > self.memory_kills =>
+            {
+                Ending::OutOfMemory { charged: self.status.read().bytes_allocated }
+            }
+            ending => ending,
+        };
         WorkerError::Died { worker: self.name(), ending }
     }
 
@@ -72,10 +87,17 @@ impl Worker {
         match self.next_message() {
             Ok(None) => None,
             Ok(Some(FromWorker::Failed { code, message })) => {
+                self.alive = false;
                 Some(WorkerError::Reported { worker: self.name(), code, message })
             }
-            Ok(Some(message)) => Some(self.protocol_error(format!("{message:?} while serving"))),
-            Err(error) => Some(error),
+            Ok(Some(message)) => {
+                self.alive = false;
+                Some(self.protocol_error(format!("{message:?} while serving")))
+            }
+            Err(error) => {
+                self.alive = false;
+                Some(error)
+            }
         }
     }
 }
@@ -91,9 +113,28 @@ pub struct WorkerView {
     pub stats: LoadStats,
 }
 
+/// What it takes to start a worker, again if need be.
+#[derive(Debug)]
+struct Recipe {
+    plan: Plan,
+    exe: PathBuf,
+    /// Ring `i` leads into stage `i`, the last one out of the last stage. They outlive the workers: a new one takes the ends
+    /// of its predecessor over.
+    rings: Vec<Ring>,
+}
+
+/// What loading tells its caller, who may have work to do meanwhile.
+pub(crate) trait LoadWatcher {
+    /// A stage has stored more.
+    fn progress(&mut self, progress: LoadProgress);
+    /// Called at least every [`load::TICK`]; `Break` gives the load up.
+    fn tick(&mut self) -> ControlFlow<()>;
+}
+
 /// The loaded pipeline. Dropping it kills what has not ended.
 #[derive(Debug)]
 pub struct Workers {
+    recipe: Recipe,
     workers: Vec<Worker>,
     /// Into stage 0.
     pub(crate) tokens: RingProducer,
@@ -105,29 +146,77 @@ impl Workers {
     /// Spawns the workers of `plan` and waits until every band is loaded. Must be called from a thread that outlives the
     /// workers (see [`WorkerProcess::spawn`]).
     pub(crate) fn start(
-        plan: &Plan,
-        exe: &Path,
+        plan: Plan,
+        exe: PathBuf,
         epoch: u64,
-        progress: &mut dyn FnMut(LoadProgress),
+        watcher: &mut dyn LoadWatcher,
     ) -> Result<Workers, WorkerError> {
-        let rings = make_rings(plan)?;
+        let rings = make_rings(&plan)?;
+        let recipe = Recipe { plan, exe, rings };
+        let stages = recipe.plan.stages.len();
         let workers: Result<Vec<Worker>, WorkerError> =
-            (0..plan.stages.len()).map(|stage| spawn(plan, exe, stage, &rings)).collect();
-        let (first, last) = (&rings[0], &rings[plan.stages.len()]);
+            (0..stages).map(|stage| recipe.spawn(stage)).collect();
         let attach = || -> Result<(RingProducer, RingConsumer), SetupError> {
+            let (first, last) = (&recipe.rings[0], &recipe.rings[stages]);
             Ok((RingProducer::attach(first.dup()?)?, RingConsumer::attach(last.dup()?)?))
         };
         let (tokens, logits) = attach()?;
-        let mut workers = Workers { workers: workers?, tokens, logits };
-        load::load_all(&mut workers.workers, plan, epoch, progress)?;
-        let executions = plan.stages.iter().map(|stage| &stage.execution);
+        let workers = workers?;
+        let mut workers = Workers { recipe, workers, tokens, logits };
+        load::load_all(&mut workers.workers, &workers.recipe.plan, epoch, watcher)?;
+        let executions = workers.recipe.plan.stages.iter().map(|stage| &stage.execution);
         load::report_spill(executions.zip(workers.workers.iter().map(|worker| &worker.stats)));
         Ok(workers)
+    }
+
+    /// Replaces every worker that does not serve any more, and waits until the new ones have loaded for `epoch`. The others
+    /// keep what they hold. After an error the pipeline does not serve; the call can be made again.
+    pub(crate) fn revive(
+        &mut self,
+        epoch: u64,
+        watcher: &mut dyn LoadWatcher,
+    ) -> Result<Vec<usize>, WorkerError> {
+        let mut replaced = Vec::new();
+        for stage in 0..self.workers.len() {
+            let worker = &mut self.workers[stage];
+            if worker.loaded && worker.alive && worker.failure().is_none() {
+                continue;
+            }
+            worker.process.kill();
+            *worker = self.recipe.spawn(stage)?;
+            replaced.push(stage);
+        }
+        load::load_all(&mut self.workers, &self.recipe.plan, epoch, watcher)?;
+        Ok(replaced)
+    }
+
+    /// Whether a signal has stopped the worker of a stage.
+    pub(crate) fn is_stopped(&self, stage: usize) -> bool {
+        self.workers[stage].process.is_stopped()
+    }
+
+    /// How long the worker of a stage has wanted a processor and had none, in all.
+    pub(crate) fn starved(&self, stage: usize) -> Duration {
+        self.workers[stage].process.starved()
+    }
+
+    /// Ends a worker that does not make progress.
+    pub(crate) fn give_up(&mut self, stage: usize, silence: Duration) -> WorkerError {
+        let worker = &mut self.workers[stage];
+        let stopped = worker.process.is_stopped();
+        worker.alive = false;
+        worker.process.kill();
+        WorkerError::Hung { worker: worker.name(), silence, stopped }
     }
 
     /// Descriptors that become readable when a worker has something to say or is gone.
     pub(crate) fn watch_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.workers.iter().map(|worker| worker.control.as_fd())
+    }
+
+    /// What every worker is doing now, in pipeline order.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = Status> {
+        self.workers.iter().map(|worker| worker.status.read())
     }
 
     /// Status pages and load statistics, in pipeline order.
@@ -196,23 +285,29 @@ fn make_rings(plan: &Plan) -> Result<Vec<Ring>, SetupError> {
     (0..=plan.stages.len()).map(|edge| Ok(Ring::create(slots, limits.slot_bytes(kind(edge)))?)).collect()
 }
 
-fn spawn(plan: &Plan, exe: &Path, stage: usize, rings: &[Ring]) -> Result<Worker, WorkerError> {
-    let status = StatusReader::create().map_err(SetupError::from)?;
-    let (control, worker_end) = channel::pair().map_err(SetupError::from)?;
-    let inherited = Inherited {
-        control: duplicate(worker_end.as_fd())?,
-        ring_in: duplicate(rings[stage].as_fd())?,
-        ring_out: duplicate(rings[stage + 1].as_fd())?,
-        status: duplicate(status.as_fd())?,
-    };
-    Ok(Worker {
-        stage,
-        layers: plan.stages[stage].layers.clone(),
-        process: WorkerProcess::spawn(exe, subcommand(&plan.stages[stage].execution), inherited)?,
-        control,
-        status: Arc::new(status),
-        stats: LoadStats::default(),
-    })
+impl Recipe {
+    fn spawn(&self, stage: usize) -> Result<Worker, WorkerError> {
+        let status = StatusReader::create().map_err(SetupError::from)?;
+        let (control, worker_end) = channel::pair().map_err(SetupError::from)?;
+        let inherited = Inherited {
+            control: duplicate(worker_end.as_fd())?,
+            ring_in: duplicate(self.rings[stage].as_fd())?,
+            ring_out: duplicate(self.rings[stage + 1].as_fd())?,
+            status: duplicate(status.as_fd())?,
+        };
+        let planned = &self.plan.stages[stage];
+        Ok(Worker {
+            stage,
+            layers: planned.layers.clone(),
+            process: WorkerProcess::spawn(&self.exe, subcommand(&planned.execution), inherited)?,
+            control,
+            status: Arc::new(status),
+            stats: LoadStats::default(),
+            loaded: false,
+            alive: true,
+            memory_kills: memory::kills(),
+        })
+    }
 }
 
 /// What runs a stage.

@@ -85,6 +85,34 @@ impl WorkerProcess {
         }
     }
 
+    /// Kills the process and reaps it. One that is stuck in the kernel is left behind after a moment; the system reaps it.
+    pub(super) fn kill(&mut self) {
+        if self.wait(Duration::ZERO).is_none() {
+            let _ = self.child.kill();
+            if self.wait(KILL_WAIT).is_none() {
+                tracing::error!(pid = self.pid(), "a killed worker does not end; it is stuck in the kernel");
+            }
+        }
+    }
+
+    /// Whether a signal has stopped the process.
+    pub(super) fn is_stopped(&self) -> bool {
+        // The state follows the name, which is in parentheses and may hold anything.
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
+        matches!(state, Some("T" | "t"))
+    }
+
+    /// How long threads of the process have waited for a processor, in all. Zero where the system does not say.
+    pub(super) fn starved(&self) -> Duration {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten();
+        let waited = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+            stat.split_whitespace().nth(1).and_then(|text| text.parse().ok()).unwrap_or(0)
+        };
+        Duration::from_nanos(tasks.map(waited).sum())
+    }
+
     /// How the process ended, for a worker whose control channel is closed.
     pub(super) fn ending(&mut self) -> Ending {
         self.wait(Duration::from_secs(1)).map_or(Ending::Unreachable, Ending::Exited)
@@ -99,11 +127,6 @@ fn pidfd(child: &Child) -> std::io::Result<OwnedFd> {
 
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
-        if self.wait(Duration::ZERO).is_none() {
-            let _ = self.child.kill();
-            if self.wait(KILL_WAIT).is_none() {
-                tracing::error!(pid = self.pid(), "a killed worker does not end; it is stuck in the kernel");
-            }
-        }
+        self.kill();
     }
 }

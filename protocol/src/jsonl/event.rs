@@ -28,6 +28,15 @@ pub enum Event {
         /// The text.
         text: String,
     },
+    /// A worker has failed and is being replaced; the answer goes on where it was.
+    Recovering {
+        /// Id of the request.
+        id: String,
+        /// Code of the failure.
+        code: &'static str,
+        /// What happened.
+        message: String,
+    },
     /// Something the client should know that ends nothing.
     Info {
         /// Id of the request.
@@ -113,6 +122,26 @@ pub struct StageSummary {
     pub bytes: u64,
 }
 
+/// One stage as it is now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct StageReport {
+    /// The stage.
+    #[serde(flatten)]
+    pub stage: StageSummary,
+    /// What the worker is in the middle of.
+    pub state: &'static str,
+    /// Step in hand, or the last one.
+    pub step: u64,
+    /// Steps since the worker started.
+    pub steps: u64,
+    /// Nanoseconds computing.
+    pub busy_ns: u64,
+    /// Nanoseconds waiting for input or for room.
+    pub wait_ns: u64,
+    /// Nanoseconds copying frames.
+    pub copy_ns: u64,
+}
+
 /// Figures of a finished request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Done {
@@ -191,14 +220,26 @@ pub struct Diagnosis {
     pub model_arch: String,
     /// Its file.
     pub model_path: Option<String>,
-    /// `none`, `ready`, `loading` or `failed`.
+    /// `none`, `loading`, `ready`, `recovering` (a worker is being replaced, requests wait) or `failed`.
     pub state: &'static str,
+    /// Why, when it is `recovering` or `failed`.
+    pub reason: Option<String>,
+    /// Workers of the resident model that have been replaced.
+    pub restarts: u64,
+    /// Pipeline incarnation: one more with every recovery.
+    pub epoch: u64,
     /// Kernel set of the workers.
     pub kernels: Vec<String>,
     /// Requests in flight, of all clients.
     pub requests: usize,
     /// Who runs which layers.
-    pub stages: Vec<StageSummary>,
+    pub stages: Vec<StageReport>,
+    /// Requests that generate.
+    pub live: usize,
+    /// Requests that wait for a slot.
+    pub queued: usize,
+    /// Tokens run by the resident model, prompt and answer.
+    pub tokens_done: u64,
 }
 
 impl Event {

@@ -8,7 +8,7 @@
 //! sees the other, and the futex compares the word again before it sleeps.
 //!
 //! A side keeps its own count privately: the shared words are written by another process and trusted only within
-//! bounds.
+//! bounds. An end can be taken over by another process after its holder is gone: it goes on from the shared word.
 
 use crate::sync::{FutexWord, Word, fence};
 use std::ops::Deref;
@@ -79,10 +79,16 @@ pub(super) struct Cursor<W: Deref<Target = Words>> {
 }
 
 impl<W: Deref<Target = Words>> Cursor<W> {
-    /// `slots` must be a power of two below 2^30.
-    pub(super) fn new(words: W, role: Role, slots: u32) -> Self {
+    /// Takes an end over where its last holder left it, which may have closed it or died at any point; in a new ring that is
+    /// the beginning. `slots` must be a power of two below 2^30.
+    pub(super) fn attach(words: W, role: Role, slots: u32) -> Self {
         debug_assert!(slots.is_power_of_two() && slots < 1 << 30);
-        Self { words, role, slots, count: 0 }
+        let mut cursor = Self { words, role, slots, count: 0 };
+        cursor.count = cursor.own().progress.word().load(Relaxed) >> 1;
+        // A holder that died asleep has left its mark, which would cost the other side a system call for every slot.
+        cursor.own().waiting.store(0, Relaxed);
+        cursor.show(cursor.count << 1);
+        cursor
     }
 
     pub(super) fn words(&self) -> &W {
@@ -187,8 +193,8 @@ mod loom_tests {
     }
 
     fn cursor(shared: &Shared, role: Role, start: u32) -> Cursor<Arc<Words>> {
-        let mut cursor = Cursor::new(shared.words.clone(), role, SLOTS as u32);
-        cursor.count = start;
+        let cursor = Cursor::attach(shared.words.clone(), role, SLOTS as u32);
+        assert_eq!(cursor.count, start);
         cursor
     }
 
@@ -261,6 +267,40 @@ mod loom_tests {
             let mut consumer = cursor(&shared, Role::Consumer, 0);
             assert_eq!(receive(&shared, &mut consumer), Some(1));
             consumer.close();
+            producer.join().unwrap();
+        });
+    }
+
+    /// A producer that another process takes over from: nothing is lost or doubled, and a consumer that has seen the close
+    /// goes on.
+    #[test]
+    fn loom_producer_is_taken_over() {
+        explore(|| {
+            let shared = shared();
+            let producer_side = Shared { words: shared.words.clone(), slots: shared.slots.clone() };
+            let producer = thread::spawn(move || {
+                for message in 1..=2 {
+                    // The first holder's end is dropped and closed with each round.
+                    let mut producer =
+                        Cursor::attach(producer_side.words.clone(), Role::Producer, SLOTS as u32);
+                    let slot = acquire(&producer).unwrap();
+                    // SAFETY: the slot is the producer's; loom checks it.
+                    producer_side.slots[slot].with_mut(|value| unsafe { *value = message });
+                    producer.advance();
+                    producer.close();
+                }
+            });
+            let mut consumer = cursor(&shared, Role::Consumer, 0);
+            let mut expected = 1;
+            while expected <= 2 {
+                match receive(&shared, &mut consumer) {
+                    Some(message) => {
+                        assert_eq!(message, expected);
+                        expected += 1;
+                    }
+                    None => thread::yield_now(),
+                }
+            }
             producer.join().unwrap();
         });
     }

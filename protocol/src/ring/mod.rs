@@ -3,8 +3,9 @@
 //! One ring carries the step frames of one pipeline edge, in one direction. The coordinator makes it, both processes
 //! inherit it by descriptor number and attach to their end. A side that waits spins for up to [`SPIN_LIMIT`] (not
 //! at all when its last wait ended empty), offering its processor to other threads, then sleeps in the kernel. Bytes cross
-//! by copy only. Either side can close; the other notices at once. The death of the other process is *not* noticed here: that is
-//! the control socket's end-of-file, hence every wait has a timeout.
+//! by copy only. Either side can close; the other notices at once, and goes on when another process takes the closed end over.
+//! The death of the other process is *not* noticed here: that is the control socket's end-of-file, hence every wait has a
+//! timeout.
 
 mod core;
 
@@ -204,7 +205,7 @@ impl End {
     fn attach(fd: OwnedFd, role: Role) -> Result<Self, RingError> {
         let mapping = Mapping::attach(fd)?;
         let slots = mapping.slots;
-        Ok(Self { cursor: Cursor::new(mapping, role, slots), spin: SPIN_LIMIT })
+        Ok(Self { cursor: Cursor::attach(mapping, role, slots), spin: SPIN_LIMIT })
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<Wait<Slot>, RingError> {

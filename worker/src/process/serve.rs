@@ -4,6 +4,7 @@ use super::ProcessError;
 use super::open::{Ends, Served};
 use super::stop::Stop;
 use crate::band::Band;
+use crate::fault::Fault;
 use spillway_protocol::frame::{
     FrameError, FrameKind, FrameLimits, StepFrame, read_residual, read_step, read_tokens, write_logits,
     write_residual,
@@ -27,6 +28,7 @@ pub(super) struct Server<'a, B> {
     /// The step in hand and its token ids, reused.
     frame: StepFrame,
     ids: Vec<u32>,
+    fault: Fault,
 }
 
 /// The outgoing ring and what waiting for it needs.
@@ -49,12 +51,14 @@ impl<'a, B: Band> Server<'a, B> {
         let Served { band, ends, limits } = served;
         let frame = StepFrame::with_limits(&limits);
         let ids = Vec::with_capacity(limits.max_tokens);
-        Self { band, ends, limits, epoch, ring_in, out: Out { ring: ring_out, status, stop }, frame, ids }
+        let (out, fault) = (Out { ring: ring_out, status, stop }, Fault::from_env());
+        Self { band, ends, limits, epoch, ring_in, out, frame, ids, fault }
     }
 
     /// Until asked to stop, or an error.
     pub(super) fn serve(mut self) -> Result<(), ProcessError> {
         while self.receive()? {
+            self.fault.tokens(&self.ids);
             let tokens = self.frame.tokens() as u64;
             self.out.status.set_step(self.frame.step());
             self.out.status.set_state(WorkerState::Stepping);
@@ -68,9 +72,9 @@ impl<'a, B: Band> Server<'a, B> {
         Ok(())
     }
 
-    /// Waits for a frame of this epoch and takes it in. False when asked to stop.
+    /// Waits for a frame of this epoch, or of a later one, which begins with it, and takes it in. False when asked to stop.
     fn receive(&mut self) -> Result<bool, ProcessError> {
-        let Self { band, ends, limits, epoch, ring_in, out, frame, ids } = self;
+        let Self { band, ends, limits, epoch, ring_in, out, frame, ids, .. } = self;
         let kind = if ends.embed { FrameKind::Tokens } else { FrameKind::Residual };
         out.status.set_state(WorkerState::Idle);
         loop {
@@ -82,17 +86,16 @@ impl<'a, B: Band> Server<'a, B> {
             }
             match found {
                 Wait::TimedOut => {}
-                Wait::Closed => {
-                    // The stage before this one has left. Why, the coordinator knows, and it will say what to do.
-                    out.stop.wait();
-                    return Ok(false);
-                }
+                // The stage before this one has left. The coordinator replaces it, or asks this one to stop.
+                Wait::Closed => out.stop.wait_for(TICK),
                 Wait::Ready(slot) => {
                     let start = Instant::now();
                     let taken = take_in(&slot, kind, band, limits, *epoch, frame, ids)?;
                     drop(slot);
                     out.status.add(&Counters { copy_ns: nanoseconds(start), ..Counters::default() });
                     if taken {
+                        *epoch = frame.epoch();
+                        out.status.set_epoch(*epoch);
                         return Ok(true);
                     }
                 }
@@ -119,7 +122,7 @@ impl<'a, B: Band> Server<'a, B> {
     }
 }
 
-/// Reads the frame in `slot` into the band. False when it belongs to another epoch: then it is dropped.
+/// Reads the frame in `slot` into the band. False when it belongs to an earlier epoch: then it is dropped.
 fn take_in(
     slot: &SlotReader<'_>,
     kind: FrameKind,
@@ -130,7 +133,7 @@ fn take_in(
     ids: &mut Vec<u32>,
 ) -> Result<bool, ProcessError> {
     read_step(slot, kind, limits, frame)?;
-    if frame.epoch() != epoch {
+    if frame.epoch() < epoch {
         return Ok(false);
     }
     match kind {
@@ -163,12 +166,10 @@ impl Out<'_> {
                     self.status.add(&Counters { copy_ns: nanoseconds(start), ..Counters::default() });
                     return Ok(());
                 }
-                Wait::TimedOut if !self.stop.requested() => {}
-                Wait::TimedOut => return Err(ProcessError::Stopped),
-                Wait::Closed => {
-                    self.stop.wait();
-                    return Err(ProcessError::Stopped);
-                }
+                _ if self.stop.requested() => return Err(ProcessError::Stopped),
+                Wait::TimedOut => {}
+                // The next stage has left. Its successor will drop what belongs to an earlier epoch.
+                Wait::Closed => self.stop.wait_for(TICK),
             }
         }
     }

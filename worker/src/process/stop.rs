@@ -40,12 +40,11 @@ impl Stop {
         self.shared.requested.load(Ordering::Acquire)
     }
 
-    /// Sleeps until the process should end.
-    pub(super) fn wait(&self) {
-        let mut guard = self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        while !self.requested() {
-            guard = self.shared.changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
-        }
+    /// Sleeps until the process should end, at most `limit`.
+    pub(super) fn wait_for(&self, limit: Duration) {
+        let guard = self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.shared.changed.wait_timeout_while(guard, limit, |()| !self.requested());
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     fn request(&self) {

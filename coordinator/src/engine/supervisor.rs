@@ -1,0 +1,123 @@
+//! What is done about a worker that has failed: start another one, later if that happens often, or give up.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Failures within [`WINDOW`] after which a pipeline is given up, unless the options say otherwise.
+pub(super) const DEFAULT_LIMIT: usize = 5;
+/// How long a failure counts.
+pub(super) const WINDOW: Duration = Duration::from_secs(60);
+/// Wait before a start after which no step was completed; doubled with each further one.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
+
+/// What to do about a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Replace the worker after this wait.
+    Restart(Duration),
+    /// It has failed too often.
+    GiveUp,
+}
+
+/// Remembers failures.
+#[derive(Debug)]
+pub(super) struct Supervisor {
+    limit: usize,
+    failures: VecDeque<Instant>,
+    /// Failures since a step was completed.
+    fruitless: u32,
+}
+
+impl Supervisor {
+    /// Gives up at more than `limit` failures within [`WINDOW`]; 0 restarts nothing.
+    pub(super) fn new(limit: usize) -> Supervisor {
+        Supervisor { limit, failures: VecDeque::new(), fruitless: 0 }
+    }
+
+    /// A step was completed.
+    pub(super) fn progressed(&mut self) {
+        self.fruitless = 0;
+    }
+
+    /// A worker has failed.
+    pub(super) fn judge(&mut self, now: Instant) -> Verdict {
+        while self.failures.front().is_some_and(|at| now.duration_since(*at) > WINDOW) {
+            self.failures.pop_front();
+        }
+        self.failures.push_back(now);
+        if self.failures.len() > self.limit {
+            return Verdict::GiveUp;
+        }
+        self.fruitless = self.fruitless.saturating_add(1);
+        Verdict::Restart(match self.fruitless {
+            1 => Duration::ZERO,
+            more => {
+                FIRST_DELAY.saturating_mul(1u32.checked_shl(more - 2).unwrap_or(u32::MAX)).min(LONGEST_DELAY)
+            }
+        })
+    }
+
+    /// Failures within the window, the last one included.
+    pub(super) fn recent(&self) -> usize {
+        self.failures.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_worker_that_fails_before_it_has_done_anything_waits_longer_and_longer() {
+        let mut supervisor = Supervisor::new(4);
+        let now = Instant::now();
+        let delays: Vec<Verdict> = (0..5).map(|_| supervisor.judge(now)).collect();
+        let after = |ms| Verdict::Restart(Duration::from_millis(ms));
+        assert_eq!(delays, [after(0), after(100), after(200), after(400), Verdict::GiveUp]);
+        let mut supervisor = Supervisor::new(4);
+        let delays: Vec<Verdict> = (0..3)
+            .map(|_| {
+                supervisor.progressed();
+                supervisor.judge(now)
+            })
+            .collect();
+        assert_eq!(delays, [after(0); 3], "what has worked in between may start at once");
+    }
+
+    #[test]
+    fn old_failures_are_forgotten() {
+        let mut supervisor = Supervisor::new(1);
+        let now = Instant::now();
+        assert_eq!(supervisor.judge(now), Verdict::Restart(Duration::ZERO));
+        supervisor.progressed();
+        assert_eq!(supervisor.judge(now + WINDOW * 2), Verdict::Restart(Duration::ZERO));
+        assert_eq!(supervisor.judge(now + WINDOW * 2), Verdict::GiveUp);
+    }
+
+    #[test]
+    fn a_limit_of_zero_restarts_nothing() {
+        assert_eq!(Supervisor::new(0).judge(Instant::now()), Verdict::GiveUp);
+    }
+
+    proptest! {
+        /// Whatever the times: never more than the limit within a window, and never given up below it.
+        #[test]
+        fn gives_up_exactly_when_a_window_holds_more_than_the_limit(
+            limit in 0usize..20, gaps in prop::collection::vec(0u64..40_000, 1..60),
+        ) {
+            let mut supervisor = Supervisor::new(limit);
+            let (mut now, mut times) = (Instant::now(), Vec::new());
+            for gap in gaps {
+                now += Duration::from_millis(gap);
+                times.push(now);
+                let within = times.iter().filter(|at| now.duration_since(**at) <= WINDOW).count();
+                match supervisor.judge(now) {
+                    Verdict::GiveUp => prop_assert!(within > limit),
+                    Verdict::Restart(delay) => prop_assert!(within <= limit && delay <= LONGEST_DELAY),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Workers that die or stop in the middle of something: they are replaced, and every answer is what it would have been.
+//!
+//! The tests of this file count the processes and descriptors of the test program, so they take turns.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "support/engine.rs"]
+mod fixture;
+
+use fixture::{
+    NOBODY, PATIENCE, Running, answer, children, descriptors, greedy, logits, open, options, placement,
+    prompt, start, submit, tiny, try_start,
+};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use spillway::engine::{Engine, EngineOptions, GenerateEvent, GenerateRequest, ScoreRequest};
+use spillway::planner::PlacementRequest;
+use spillway::sampler::SamplingParams;
+use spillway_model::testing::TinyModel;
+use std::ops::ControlFlow;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+static TURN: Mutex<()> = Mutex::new(());
+
+fn take_turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn pids(engine: &Engine) -> Vec<u32> {
+    engine.status().stages.iter().map(|stage| stage.pid).collect()
+}
+
+fn signal_worker(engine: &Engine, stage: usize, signal: Signal) {
+    let pid = i32::try_from(pids(engine)[stage]).unwrap();
+    kill(Pid::from_raw(pid), signal).unwrap();
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "did not happen: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Six requests, greedy and drawn with a seed.
+fn requests() -> Vec<GenerateRequest> {
+    let drawn = |seed| SamplingParams { temperature: 1.0, seed, ..Default::default() };
+    let mut all: Vec<GenerateRequest> = (0..6).map(|seed| greedy(&prompt(seed, 20 + seed * 7), 60)).collect();
+    for (seed, request) in all.iter_mut().enumerate().skip(3) {
+        request.sampling = drawn(seed as u64);
+    }
+    all
+}
+
+fn tokens(running: &[Running]) -> Vec<Vec<u32>> {
+    running.iter().map(|request| request.done().token_ids).collect()
+}
+
+/// Every stage in turn, with an attending and a recurrent model.
+#[test]
+fn answers_do_not_show_that_a_worker_was_killed() {
+    let _turn = take_turn();
+    for architecture in ["qwen3", "qwen35"] {
+        let file = tiny(&TinyModel::new(architecture));
+        let before = descriptors();
+        let engine = start(&file.path, &placement(3));
+        let undisturbed: Vec<_> =
+            requests().into_iter().map(|request| answer(&engine, request).token_ids).collect();
+        for stage in 0..3 {
+            let workers = pids(&engine);
+            let running: Vec<_> = requests().into_iter().map(|request| submit(&engine, request)).collect();
+            running[0].tokens(5);
+            signal_worker(&engine, stage, Signal::SIGKILL);
+            assert_eq!(tokens(&running), undisturbed, "{architecture}, stage {stage}");
+            let now = pids(&engine);
+            for other in 0..3 {
+                assert_eq!(now[other] != workers[other], other == stage, "only the dead one is replaced");
+            }
+            let status = engine.status();
+            assert_eq!((status.ready, status.restarts, status.failure), (true, stage as u64 + 1, None));
+        }
+        drop(engine);
+        assert_eq!(children(), NOBODY);
+        assert_eq!(descriptors(), before);
+    }
+}
+
+#[test]
+fn a_stopped_worker_is_found_and_replaced() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("qwen35"));
+    let engine = start(&file.path, &placement(2));
+    let undisturbed: Vec<_> =
+        requests().into_iter().map(|request| answer(&engine, request).token_ids).collect();
+    for stage in 0..2 {
+        let running: Vec<_> = requests().into_iter().map(|request| submit(&engine, request)).collect();
+        running[0].tokens(3);
+        signal_worker(&engine, stage, Signal::SIGSTOP);
+        assert_eq!(tokens(&running), undisturbed, "stage {stage}");
+        assert_eq!(engine.status().restarts, stage as u64 + 1);
+    }
+    drop(engine);
+    assert_eq!(children(), NOBODY);
+}
+
+/// A pause that is shorter than the watchdog's patience is no failure.
+#[test]
+fn a_worker_that_goes_on_in_time_is_left_alone() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("llama"));
+    let engine = start(&file.path, &placement(2));
+    let running = submit(&engine, greedy(&prompt(1, 20), 200));
+    running.tokens(3);
+    signal_worker(&engine, 1, Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(300));
+    signal_worker(&engine, 1, Signal::SIGCONT);
+    assert_eq!(running.done().token_ids.len(), 200);
+    assert_eq!(engine.status().restarts, 0);
+}
+
+#[test]
+fn clients_hear_of_a_recovery_and_requests_made_meanwhile_wait() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("qwen3"));
+    let request = PlacementRequest { parallel: Some(1), ..placement(2) };
+    let engine = start(&file.path, &request);
+    let running = submit(&engine, greedy(&prompt(1, 20), 100));
+    running.tokens(3);
+    signal_worker(&engine, 0, Signal::SIGKILL);
+    let waiting = submit(&engine, greedy(&prompt(2, 20), 5));
+    let told = running.events.iter().find(|event| !matches!(event, GenerateEvent::Token { .. })).unwrap();
+    let GenerateEvent::Recovering { code, message } = told else { panic!("{told:?}") };
+    assert!(
+        code == "worker_died" && message.contains("stage 0") && message.contains("signal 9"),
+        "{code}: {message}"
+    );
+    assert_eq!(running.done().token_ids.len(), 100);
+    assert_eq!(waiting.done().token_ids.len(), 5);
+}
+
+#[test]
+fn an_idle_worker_that_dies_is_replaced_before_anyone_asks() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("llama"));
+    let engine = start(&file.path, &placement(2));
+    let before = answer(&engine, greedy(&prompt(1, 20), 20)).token_ids;
+    signal_worker(&engine, 1, Signal::SIGKILL);
+    eventually("the worker is replaced", || engine.status().restarts == 1);
+    assert_eq!(answer(&engine, greedy(&prompt(1, 20), 20)).token_ids, before);
+}
+
+#[test]
+fn scores_are_handed_over_once_although_they_are_computed_again() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("qwen35"));
+    let engine = start(&file.path, &placement(2));
+    let ids = prompt(3, 200);
+    let undisturbed = logits(&engine, &ids, 16);
+    let mut rows: Vec<Vec<u32>> = Vec::new();
+    let request = ScoreRequest { ids, chunk: Some(16) };
+    let result = engine.score(&request, &mut |position, row| {
+        assert_eq!(position, rows.len());
+        rows.push(row.iter().map(|value| value.to_bits()).collect());
+        if position == 50 {
+            signal_worker(&engine, 1, Signal::SIGKILL);
+        }
+        ControlFlow::Continue(())
+    });
+    result.unwrap();
+    assert!(rows == undisturbed, "a row differs");
+    assert_eq!(engine.status().restarts, 1);
+}
+
+#[test]
+fn an_answer_can_be_aborted_and_the_engine_ended_while_a_worker_is_replaced() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("qwen3").layers(60));
+    let engine = start(&file.path, &placement(2));
+    let running = submit(&engine, greedy(&prompt(1, 20), 200));
+    running.tokens(2);
+    signal_worker(&engine, 0, Signal::SIGKILL);
+    engine.abort(running.id);
+    assert!(matches!(running.end(), GenerateEvent::Aborted(_)));
+    let second = submit(&engine, greedy(&prompt(1, 20), 200));
+    second.tokens(2);
+    signal_worker(&engine, 1, Signal::SIGKILL);
+    let asked = Instant::now();
+    engine.shutdown();
+    assert!(matches!(second.end(), GenerateEvent::Aborted(_)));
+    assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
+    assert_eq!(children(), NOBODY);
+}
+
+#[test]
+fn a_worker_that_keeps_dying_is_given_up() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("llama"));
+    let options = EngineOptions { restart_limit: Some(2), ..options() };
+    let engine = try_start(&open(&file.path), &placement(2), options).unwrap();
+    let running = submit(&engine, greedy(&prompt(1, 20), 230));
+    for restarts in 0..2 {
+        signal_worker(&engine, 0, Signal::SIGKILL);
+        eventually("the worker is replaced", || engine.status().restarts == restarts + 1);
+    }
+    signal_worker(&engine, 0, Signal::SIGKILL);
+    let end = running.end();
+    // The answer may have been complete before the last signal.
+    if let GenerateEvent::Failed(error) = &end {
+        assert!(error.message.contains("failure 3 within 60 s"), "{error}");
+    }
+    eventually("the engine gives up", || engine.status().failure.is_some());
+    let status = engine.status();
+    assert!(!status.ready && status.recovering.is_none());
+    assert_eq!(engine.submit(greedy(&[1], 1), Box::new(|_| {})).unwrap_err().code, "worker_died");
+    drop(engine);
+    assert_eq!(children(), NOBODY);
+}
