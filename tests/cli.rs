@@ -227,7 +227,7 @@ fn a_plan_is_kept_checked_and_compared() {
         &["plan", "--load", text(&first), "-m", text(&other)],
         3,
         "plan_other_model",
-        "architecture",
+        "file length",
     );
     let gone = std::fs::read_to_string(&first).unwrap().replace("ids=3", "ids=4");
     std::fs::write(&second, gone).unwrap();
