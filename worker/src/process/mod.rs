@@ -7,12 +7,14 @@
 
 mod inherit;
 mod open;
+mod requests;
 mod serve;
 mod stop;
 
 use crate::args::{ArgsError, WorkerArgs};
 use crate::band::{Rings, Worker};
 use inherit::Inherited;
+use requests::Requests;
 use spillway_model::error::ModelError;
 use spillway_protocol::channel::{ChannelError, Received, Sender};
 use spillway_protocol::control::{FromWorker, PROTOCOL_VERSION, ToWorker};
@@ -166,13 +168,14 @@ fn converse<W: Worker>(inherited: Inherited) -> Result<(), ProcessError> {
         Received::Message(_) | Received::TimedOut => return fail(&mut sender, ProcessError::ExpectedLoad),
     };
     status.set_epoch(load.epoch);
-    let (stop, requests) = Stop::on_request(receiver)?;
+    let (stop, asked) = Stop::on_request(receiver)?;
     let rings = Rings { incoming: ring_in.memory(), outgoing: ring_out.memory() };
     let work = AssertUnwindSafe(|| {
         status.set_state(WorkerState::Loading);
         let mut served = open::open::<W>(&load, &rings, &mut sender, &status, &stop)?;
-        open::link(&mut served.band, &requests, &mut sender)?;
-        serve::Server::new(served, load.epoch, ring_in, ring_out, &status, &stop).serve()
+        let mut requests = Requests::new(asked, &mut sender);
+        requests.until_serving(&mut served.band)?;
+        serve::Server::new(served, load.epoch, ring_in, ring_out, &status, &stop).serve(&mut requests)
     });
     let outcome = catch_unwind(work);
     let leaving = if stop.requested() { WorkerState::Stopping } else { WorkerState::Failed };

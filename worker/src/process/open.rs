@@ -2,15 +2,14 @@
 
 use super::ProcessError;
 use super::stop::Stop;
-use crate::band::{Band, Loaded, Rings, Worker};
+use crate::band::{Loaded, Rings, Worker};
 use spillway_model::file::ModelFile;
 use spillway_protocol::channel::Sender;
-use spillway_protocol::control::{FromWorker, LoadBand, LoadStats, ToWorker};
+use spillway_protocol::control::{FromWorker, LoadBand, LoadStats};
 use spillway_protocol::frame::FrameLimits;
 use spillway_protocol::status::StatusWriter;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 /// Shortest time between two progress messages.
@@ -59,23 +58,6 @@ pub(super) fn open<W: Worker>(
     sender.send(&FromWorker::Loaded(LoadStats { load_ms, ..stats }))?;
     let ends = Ends { embed: load.stage.embed, head: load.stage.head };
     Ok(Served { band, ends, limits })
-}
-
-/// Arranges the links to the neighbours as the coordinator asks, until it says that steps may come.
-pub(super) fn link(
-    band: &mut impl Band,
-    requests: &Receiver<ToWorker>,
-    sender: &mut Sender<FromWorker>,
-) -> Result<(), ProcessError> {
-    loop {
-        match requests.recv() {
-            Ok(ToWorker::Offer) => sender.send(&FromWorker::Offered(band.offer()))?,
-            Ok(ToWorker::Connect(share)) => sender.send(&FromWorker::Connected(band.connect(&share)))?,
-            Ok(ToWorker::Serve) => return Ok(()),
-            // The control thread passes on nothing else, and ends when the process should.
-            Ok(ToWorker::Load(_) | ToWorker::Shutdown) | Err(_) => return Err(ProcessError::Stopped),
-        }
-    }
 }
 
 /// Tells the coordinator how far the load is, not too often, and gives up when asked to stop.

@@ -2,6 +2,7 @@
 
 use super::ProcessError;
 use super::open::{Ends, Served};
+use super::requests::Requests;
 use super::stop::Stop;
 use crate::band::Band;
 use crate::residual::{Incoming, Outgoing};
@@ -58,9 +59,10 @@ impl<'a, B: Band> Server<'a, B> {
     }
 
     /// Until asked to stop, or an error.
-    pub(super) fn serve(mut self) -> Result<(), ProcessError> {
+    pub(super) fn serve(mut self, requests: &mut Requests<'_>) -> Result<(), ProcessError> {
         let Out { status, stop, .. } = self.stage.out;
         loop {
+            requests.answer_pending(&mut self.stage.band)?;
             status.set_state(WorkerState::Idle);
             let start = Instant::now();
             let found = self.ring_in.wait(TICK)?;

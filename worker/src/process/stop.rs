@@ -1,4 +1,4 @@
-//! The control thread: passes on what the coordinator asks before steps are served, turns `Shutdown` or end-of-file into a request
+//! The control thread: passes on what the coordinator asks about links, turns `Shutdown` or end-of-file into a request
 //! to stop, and sees to it that it is followed.
 
 use super::ProcessError;
@@ -25,7 +25,7 @@ struct Shared {
 }
 
 impl Stop {
-    /// Starts the control thread on the receiving half of the control channel. What arrives before steps are served comes
+    /// Starts the control thread on the receiving half of the control channel. Requests about links come
     /// out of the second value, which ends when the process should.
     pub(super) fn on_request(
         receiver: Receiver<ToWorker>,
@@ -75,19 +75,15 @@ fn watch(mut receiver: Receiver<ToWorker>, stop: &Stop, asked: mpsc::Sender<ToWo
     unsafe { libc::_exit(0) };
 }
 
-/// Passes requests on; the result is what arrived that is none, or too late.
+/// Passes requests about links on; the result is what arrived that is none.
 fn pass_on(
     receiver: &mut Receiver<ToWorker>,
     asked: &mpsc::Sender<ToWorker>,
 ) -> Result<Received<ToWorker>, ChannelError> {
-    let mut serving = false;
     loop {
         match receiver.receive(None)? {
-            Received::Message(message) if !serving && message.arranges() => {
-                serving = message == ToWorker::Serve;
-                // Fails when the main thread is on its way out.
-                let _ = asked.send(message);
-            }
+            // Fails when the main thread is on its way out.
+            Received::Message(message) if message.arranges() => drop(asked.send(message)),
             ending => return Ok(ending),
         }
     }
