@@ -16,8 +16,9 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 use support::{Daemon, Models, endless, is_running, long_model, signal, until_running, wait, workers_of};
 
-/// How soon a request or a command ends that waits for a kernel that never does.
-const AT_ONCE: Duration = Duration::from_secs(2);
+/// How soon a request or a command ends that waits for a kernel that never does: 2 s, and as much again for a machine that is
+/// busy with other tests.
+const AT_ONCE: Duration = Duration::from_secs(4);
 
 /// Far enough into an answer that tokens have been seen, near enough to come soon.
 const MIDSTREAM_LAUNCH: &str = "2000";
@@ -192,7 +193,7 @@ fn a_worker_that_does_not_answer_is_killed() {
     signal(workers[0], Signal::SIGSTOP);
     let asked = Instant::now();
     daemon.main.ask(json!({"type": "unload"}), "unloaded");
-    assert!(asked.elapsed() < AT_ONCE + Duration::from_secs(2), "{:?}", asked.elapsed());
+    assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
     assert!(!is_running(workers[0]));
     daemon.finish();
 }

@@ -4,7 +4,8 @@
 //!
 //! Conversation: worker `Hello` → coordinator `Load` → worker `Progress`* → `Loaded` or `Failed`. Then links are arranged, where
 //! two stages may reach each other's memory: `Offer` → `Offered` with the later one, `Connect` → `Connected` with the earlier
-//! one. After `Serve` the worker serves step frames from its incoming ring until `Shutdown` or end-of-file.
+//! one. After `Serve` the worker serves step frames from its incoming ring until `Shutdown` or end-of-file. Links may be arranged
+//! anew between steps, when a neighbour has been replaced.
 
 use crate::plan::{Limits, Stage};
 use serde::{Deserialize, Serialize};
@@ -34,8 +35,8 @@ pub enum ToWorker {
     Load(Box<LoadBand>),
     /// Let the stage before write residual rows into this one's device.
     Offer,
-    /// Write residual rows into the next stage's device from now on.
-    Connect(DeviceShare),
+    /// Write residual rows into the next stage's device from now on; none: into the ring.
+    Connect(Option<DeviceShare>),
     /// All links are arranged: serve steps.
     Serve,
     /// Finish the step in hand, free everything, exit 0.
@@ -43,7 +44,7 @@ pub enum ToWorker {
 }
 
 impl ToWorker {
-    /// Whether this is a request of the time between `Loaded` and the first step.
+    /// Whether this is a request about links, or the end of them.
     pub fn arranges(&self) -> bool {
         matches!(self, ToWorker::Offer | ToWorker::Connect(_) | ToWorker::Serve)
     }

@@ -8,7 +8,7 @@ mod support;
 use command_fds::{CommandFdExt, FdMapping};
 use spillway_model::testing::TinyModel;
 use spillway_protocol::channel::{self, CoordinatorEnd, Received};
-use spillway_protocol::control::{FromWorker, LoadBand, LoadStats, PROTOCOL_VERSION, ToWorker};
+use spillway_protocol::control::{DeviceShare, FromWorker, LoadBand, LoadStats, PROTOCOL_VERSION, ToWorker};
 use spillway_protocol::frame::{
     FrameKind, FrameLimits, LogitRows, SlotWrite, SpanShape, StepFrame, read_logit_row, read_logits,
     write_tokens,
@@ -32,11 +32,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A test by name.
 type Case = (&'static str, fn(&Path));
 
-const CASES: [Case; 10] = [
+const CASES: [Case; 11] = [
     ("two_workers_give_the_bits_of_one_band_in_process", two_workers_give_the_bits_of_one_band_in_process),
     ("frames_of_another_epoch_are_dropped", frames_of_another_epoch_are_dropped),
     ("end_of_file_ends_an_idle_worker", end_of_file_ends_an_idle_worker),
     ("shutdown_before_load_ends_the_worker", shutdown_before_load_ends_the_worker),
+    ("links_are_answered_before_and_between_steps", links_are_answered_before_and_between_steps),
     ("ctrl_c_does_not_reach_a_worker", ctrl_c_does_not_reach_a_worker),
     ("a_garbled_frame_is_reported", a_garbled_frame_is_reported),
     ("a_file_that_changed_is_reported", a_file_that_changed_is_reported),
@@ -93,18 +94,21 @@ impl Worker {
         }
     }
 
-    /// Loads a band; its statistics, or the code of the failure.
+    /// Loads a band and lets it serve; its statistics, or the code of the failure.
     fn load(&mut self, load: LoadBand) -> Result<LoadStats, String> {
+        let stats = self.load_without_serving(load)?;
+        self.control.send(&ToWorker::Serve).unwrap();
+        Ok(stats)
+    }
+
+    fn load_without_serving(&mut self, load: LoadBand) -> Result<LoadStats, String> {
         let hello = FromWorker::Hello { protocol: PROTOCOL_VERSION, pid: self.child.id() };
         assert_eq!(self.hear(), hello);
         self.control.send(&ToWorker::Load(Box::new(load))).unwrap();
         loop {
             match self.hear() {
                 FromWorker::Progress { done, total } => assert!(done <= total),
-                FromWorker::Loaded(stats) => {
-                    self.control.send(&ToWorker::Serve).unwrap();
-                    return Ok(stats);
-                }
+                FromWorker::Loaded(stats) => return Ok(stats),
                 FromWorker::Failed { code, .. } => return Err(code),
                 other => panic!("{other:?} during a load"),
             }
@@ -288,6 +292,26 @@ fn shutdown_before_load_ends_the_worker(model: &Path) {
     let mut worker = Setup::single(model).start().remove(0);
     worker.control.send(&ToWorker::Shutdown).unwrap();
     assert_eq!(worker.exit(PATIENCE).code(), Some(0));
+}
+
+/// A CPU worker has no device to link, and says so at any time; steps come all the same.
+fn links_are_answered_before_and_between_steps(path: &Path) {
+    let setup = Setup::single(path);
+    let mut worker = setup.start().remove(0);
+    let (mut tokens, mut logits) = setup.ends();
+    worker.load_without_serving(setup.loads[0].clone()).unwrap();
+    let share = DeviceShare { handle: vec![0; 64], bytes: 1 << 30, area_bytes: 1 << 20 };
+    for round in 0..2 {
+        worker.control.send(&ToWorker::Offer).unwrap();
+        assert!(matches!(worker.hear(), FromWorker::Offered(Err(reason)) if reason.contains("CPU")));
+        worker.control.send(&ToWorker::Connect(Some(share.clone()))).unwrap();
+        assert!(matches!(worker.hear(), FromWorker::Connected(Err(reason)) if reason.contains("CPU")));
+        worker.control.send(&ToWorker::Connect(None)).unwrap();
+        assert_eq!(worker.hear(), FromWorker::Connected(Ok(())));
+        worker.control.send(&ToWorker::Serve).unwrap();
+        setup.send(&mut tokens, EPOCH, &[1, 2, round]);
+        assert_eq!(setup.receive(&mut logits).len(), 3);
+    }
 }
 
 fn ctrl_c_does_not_reach_a_worker(model: &Path) {

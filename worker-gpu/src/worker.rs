@@ -136,7 +136,7 @@ impl spillway_worker::Band for Band {
         Band::offer(self).map_err(|error| error.to_string())
     }
 
-    fn connect(&mut self, share: &DeviceShare) -> Result<(), String> {
+    fn connect(&mut self, share: Option<&DeviceShare>) -> Result<(), String> {
         Band::connect(self, share)
     }
 }

@@ -9,12 +9,15 @@ mod common;
 use common::{compiler, skip};
 use spillway_model::file::ModelFile;
 use spillway_model::testing::TinyModel;
+use spillway_protocol::control::DeviceShare;
 use spillway_protocol::frame::{FrameLimits, LogitRows, SpanShape, StepFrame};
 use spillway_protocol::plan::{ActivationType, KvType, Limits};
+use spillway_protocol::ring::{Ring, RingProducer};
+use spillway_worker::Rings;
 use spillway_worker_gpu::band::{Band, BandError, BandSpec};
 use spillway_worker_gpu::compile::Arch;
 use spillway_worker_gpu::hip::{Device, Driver, HipError, emulated};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::rc::Rc;
 use std::sync::Arc;
 use tempfile::NamedTempFile;
@@ -49,8 +52,12 @@ impl Fixture {
     }
 
     fn load(&self, device: &Device) -> Result<Band, BandError> {
-        let layers = 0..self.model.program().layers.len();
-        let spec = BandSpec { layers, embed: true, head: true, limits: self.limits };
+        self.load_layers(device, 0..self.model.program().layers.len())
+    }
+
+    fn load_layers(&self, device: &Device, layers: Range<usize>) -> Result<Band, BandError> {
+        let (embed, head) = (layers.start == 0, layers.end == self.model.program().layers.len());
+        let spec = BandSpec { layers, embed, head, limits: self.limits };
         Band::load(&self.model, spec, device, compiler(), &mut |_, _| ControlFlow::Continue(()))
     }
 
@@ -163,6 +170,33 @@ fn a_device_lost_at_any_call_is_told() {
         assert_eq!(ended, "gpu_lost", "call {nth} of {calls}");
         assert_eq!(emulated::counters().live, 0, "call {nth} leaks");
     }
+}
+
+/// Memory of a neighbour that cannot be used is a reason to go on through the ring, not an error of the band.
+#[test]
+fn a_neighbours_memory_that_cannot_be_used_is_refused_with_a_reason() {
+    let Some(fixture) = Fixture::new() else { return };
+    let (_driver, device) = open("").unwrap();
+    let mut band = fixture.load_layers(&device, 1..3).unwrap();
+    let ring = Ring::create(2, 1 << 12).unwrap();
+    let end = RingProducer::attach(ring.dup().unwrap()).unwrap();
+    band.use_rings(&Rings { incoming: end.memory(), outgoing: end.memory() });
+    let (share, again) = (band.offer().unwrap(), band.offer().unwrap());
+    assert_eq!(share, again, "asked again, the same memory");
+    for (share, reason) in [
+        (DeviceShare { handle: vec![1, 2, 3], ..share.clone() }, "another size"),
+        (DeviceShare { area_bytes: 64, ..share.clone() }, "too small"),
+        (DeviceShare { area_bytes: u64::MAX, ..share.clone() }, "too small"),
+        (DeviceShare { handle: vec![0; 64], ..share.clone() }, "hipIpcOpenMemHandle"),
+        // Of this very process.
+        (share, "hipIpcOpenMemHandle"),
+    ] {
+        let told = band.connect(Some(&share)).unwrap_err();
+        assert!(told.contains(reason), "{told}");
+    }
+    assert_eq!(band.connect(None), Ok(()));
+    drop(band);
+    assert_eq!((device.ledger().entries().len(), emulated::counters().live), (0, 0));
 }
 
 /// A driver that cannot keep a graph loses nothing but speed.

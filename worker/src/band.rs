@@ -95,17 +95,17 @@ pub trait Band {
     /// The step is over: threads that wait for the next one must let other processes have their processors.
     fn rest(&mut self);
 
-    /// Gives the stage before memory of this band's device to write residual rows into.
+    /// Gives the stage before memory of this band's device to write residual rows into; the same when it is asked again.
     ///
     /// # Errors
     /// The reason why it cannot.
     fn offer(&mut self) -> Result<DeviceShare, String>;
 
-    /// Writes residual rows into `share` of the next stage from now on.
+    /// Writes residual rows into `share` of the next stage from now on; none: into the ring.
     ///
     /// # Errors
-    /// The reason why it cannot; rows go through the ring as before.
-    fn connect(&mut self, share: &DeviceShare) -> Result<(), String>;
+    /// The reason why it cannot; rows go through the ring.
+    fn connect(&mut self, share: Option<&DeviceShare>) -> Result<(), String>;
 }
 
 /// The groups in which `frame`'s logit rows are computed, at most `most` rows each, in order.

@@ -57,15 +57,23 @@ impl Link {
     fn staged(from: usize, reason: impl Into<String>) -> Self {
         Link { from, path: LinkPath::Staged, reason: Some(reason.into()) }
     }
+
+    /// A link that was wished for.
+    fn refused(from: usize, reason: String) -> Self {
+        tracing::warn!(from, to = from + 1, %reason, "rows between two GPUs go through the host");
+        Self::staged(from, reason)
+    }
 }
 
 /// The links of a plan as tests allow them. Takes seconds where a pair was never tested.
 pub(super) fn decide(plan: &Plan, exe: &Path) -> Vec<Link> {
     let pairs = plan.stages.windows(2).enumerate();
     let gpus = pairs.filter_map(|(from, pair)| Some((from, gpu(&pair[0])?, gpu(&pair[1])?)));
-    let decide = |(from, first, second)| match allowed(plan, exe, first, second) {
-        Ok(()) => Link::peer(from),
-        Err(reason) => Link::staged(from, reason),
+    let decide = |(from, first, second)| {
+        if !plan.peer_copies {
+            return Link::staged(from, "peer copies are switched off");
+        }
+        allowed(exe, first, second).map_or_else(|reason| Link::refused(from, reason), |()| Link::peer(from))
     };
     gpus.map(decide).collect()
 }
@@ -78,10 +86,7 @@ fn gpu(stage: &Stage) -> Option<&GpuDevice> {
 }
 
 /// Whether the first device may write into the second one's memory, or why not.
-fn allowed(plan: &Plan, exe: &Path, first: &GpuDevice, second: &GpuDevice) -> Result<(), String> {
-    if !plan.peer_copies {
-        return Err("peer copies are switched off".into());
-    }
+fn allowed(exe: &Path, first: &GpuDevice, second: &GpuDevice) -> Result<(), String> {
     if first.provider != second.provider {
         return Err("the devices belong to different drivers".into());
     }
@@ -112,10 +117,15 @@ pub(super) fn arrange(
     before: &[Link],
     watcher: &mut dyn LoadWatcher,
 ) -> Result<Vec<Link>, WorkerError> {
+    let served: Vec<bool> = workers.iter().map(|worker| worker.serving).collect();
+    // A worker that was left in the middle of sending answers when the one after it has taken old frames out of the ring.
+    if served.contains(&true) {
+        let_serve(workers)?;
+    }
     let mut links = Vec::with_capacity(decided.len());
     for decided in decided {
         let from = decided.from;
-        let stays = workers[from].serving && workers[from + 1].serving;
+        let stays = served[from] && served[from + 1];
         if let Some(link) = before.iter().find(|link| stays && link.from == from) {
             links.push(link.clone());
             continue;
@@ -124,30 +134,33 @@ pub(super) fn arrange(
         if link.path == LinkPath::Peer
             && let Err(reason) = connect(workers, from)?
         {
-            link = Link::staged(from, reason);
-        }
-        if let Some(reason) = &link.reason {
-            tracing::info!(from, to = from + 1, %reason, "rows between two GPUs go through the host");
+            link = Link::refused(from, reason);
         }
         watcher.progress(LoadProgress::Link(link.clone()));
         links.push(link);
     }
+    let_serve(workers)?;
+    Ok(links)
+}
+
+/// Tells every worker that does not know yet that steps may come.
+fn let_serve(workers: &mut [Worker]) -> Result<(), WorkerError> {
     for worker in workers.iter_mut().filter(|worker| !worker.serving) {
         worker.send(&ToWorker::Serve)?;
         worker.serving = true;
     }
-    Ok(links)
+    Ok(())
 }
 
 /// Opens a way from stage `from` into the memory of the next; the inner error is the reason why there is none.
 fn connect(workers: &mut [Worker], from: usize) -> Result<Result<(), String>, WorkerError> {
-    let share: DeviceShare = match workers[from + 1].ask(&ToWorker::Offer)? {
-        FromWorker::Offered(Ok(share)) => share,
-        FromWorker::Offered(Err(reason)) => return Ok(Err(reason)),
+    let share: Result<DeviceShare, String> = match workers[from + 1].ask(&ToWorker::Offer)? {
+        FromWorker::Offered(share) => share,
         other => return Err(workers[from + 1].protocol_error(format!("{other:?} while linking"))),
     };
-    match workers[from].ask(&ToWorker::Connect(share))? {
-        FromWorker::Connected(connected) => Ok(connected),
+    // Without memory to write into, the earlier stage must not keep what it may have had.
+    match workers[from].ask(&ToWorker::Connect(share.as_ref().ok().cloned()))? {
+        FromWorker::Connected(connected) => Ok(share.and(connected)),
         other => Err(workers[from].protocol_error(format!("{other:?} while linking"))),
     }
 }

@@ -164,24 +164,26 @@ impl Edges {
         Ok(rows.copy_from(&self.staging.values_mut()?[..values])?)
     }
 
-    /// Memory for the stage before to write into. It stays the same when that stage is replaced and asks again.
+    /// Shares memory for the stage before to write into; allocated once.
     pub fn offer(&mut self, device: &Device) -> Result<DeviceShare, HipError> {
-        let area_bytes = area_bytes(self.largest);
         let areas = match self.landing.take() {
             Some(areas) => areas,
-            None => {
-                let bytes = landing_bytes(self.largest, self.slots_in);
-                Areas { memory: device.allocate("rows from the stage before", bytes)?, area_bytes }
-            }
+            None => Areas {
+                memory: device
+                    .allocate("rows from the stage before", landing_bytes(self.largest, self.slots_in))?,
+                area_bytes: area_bytes(self.largest),
+            },
         };
         let (handle, bytes) = areas.memory.share()?.to_parts();
+        let share = DeviceShare { handle: handle.to_vec(), bytes, area_bytes: areas.area_bytes as u64 };
         self.landing = Some(areas);
-        Ok(DeviceShare { handle: handle.to_vec(), bytes, area_bytes: area_bytes as u64 })
+        Ok(share)
     }
 
-    /// Opens the next stage's memory for writing, in place of what was open before.
-    pub fn connect(&mut self, device: &Device, share: &DeviceShare) -> Result<(), String> {
+    /// Opens the next stage's memory for writing; without any, rows go into the ring again.
+    pub fn connect(&mut self, device: &Device, share: Option<&DeviceShare>) -> Result<(), String> {
         self.next = None;
+        let Some(share) = share else { return Ok(()) };
         let handle =
             share.handle.as_slice().try_into().map_err(|_| "the handle has another size".to_owned())?;
         let area_bytes = usize::try_from(share.area_bytes).unwrap_or(usize::MAX);

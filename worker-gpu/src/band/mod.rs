@@ -254,7 +254,7 @@ impl Band {
         self.edges.send(&self.stream, residual, rows)
     }
 
-    /// Allocates device memory that the stage before may write residual rows into.
+    /// Shares device memory that the stage before may write residual rows into; allocated when it is asked for first.
     ///
     /// # Errors
     /// There is not enough, or the driver does not share memory between processes.
@@ -262,11 +262,11 @@ impl Band {
         self.edges.offer(&self.device)
     }
 
-    /// Writes residual rows into the next stage's device from now on.
+    /// Writes residual rows into the next stage's device from now on, or into the ring.
     ///
     /// # Errors
-    /// The reason why that is not possible.
-    pub fn connect(&mut self, share: &DeviceShare) -> Result<(), String> {
+    /// The reason why the device cannot be written to; then rows go into the ring.
+    pub fn connect(&mut self, share: Option<&DeviceShare>) -> Result<(), String> {
         self.edges.connect(&self.device, share)
     }
 

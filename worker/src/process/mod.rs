@@ -6,15 +6,15 @@
 //! code; a panic is reported as `internal`.
 
 mod inherit;
-mod link;
 mod open;
+mod requests;
 mod serve;
 mod stop;
 
 use crate::args::{ArgsError, WorkerArgs};
 use crate::band::{Rings, Worker};
 use inherit::Inherited;
-use link::Links;
+use requests::Requests;
 use spillway_model::error::ModelError;
 use spillway_protocol::channel::{ChannelError, Received, Sender};
 use spillway_protocol::control::{FromWorker, PROTOCOL_VERSION, ToWorker};
@@ -168,14 +168,14 @@ fn converse<W: Worker>(inherited: Inherited) -> Result<(), ProcessError> {
         Received::Message(_) | Received::TimedOut => return fail(&mut sender, ProcessError::ExpectedLoad),
     };
     status.set_epoch(load.epoch);
-    let (stop, requests) = Stop::on_request(receiver)?;
+    let (stop, asked) = Stop::on_request(receiver)?;
     let rings = Rings { incoming: ring_in.memory(), outgoing: ring_out.memory() };
     let work = AssertUnwindSafe(|| {
         status.set_state(WorkerState::Loading);
         let mut served = open::open::<W>(&load, &rings, &mut sender, &status, &stop)?;
-        let mut links = Links::new(&requests, &mut sender);
-        links.arrange(&mut served.band)?;
-        serve::Server::new(served, links, load.epoch, ring_in, ring_out, &status, &stop).serve()
+        let mut requests = Requests::new(asked, &mut sender);
+        requests.until_serving(&mut served.band)?;
+        serve::Server::new(served, load.epoch, ring_in, ring_out, &status, &stop).serve(&mut requests)
     });
     let outcome = catch_unwind(work);
     let leaving = if stop.requested() { WorkerState::Stopping } else { WorkerState::Failed };

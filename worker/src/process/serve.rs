@@ -1,8 +1,8 @@
 //! The data path: step frames in, band, results out, until asked to stop.
 
 use super::ProcessError;
-use super::link::Links;
 use super::open::{Ends, Served};
+use super::requests::Requests;
 use super::stop::Stop;
 use crate::band::Band;
 use crate::fault::Fault;
@@ -18,7 +18,6 @@ const TICK: Duration = Duration::from_millis(100);
 /// Serves one band.
 #[derive(Debug)]
 pub(super) struct Server<'a, B> {
-    links: Links<'a>,
     ring_in: RingConsumer,
     stage: Stage<'a, B>,
 }
@@ -48,7 +47,6 @@ struct Out<'a> {
 impl<'a, B: Band> Server<'a, B> {
     pub(super) fn new(
         served: Served<B>,
-        links: Links<'a>,
         epoch: u64,
         ring_in: RingConsumer,
         ring_out: RingProducer,
@@ -60,16 +58,15 @@ impl<'a, B: Band> Server<'a, B> {
         let frame = StepFrame::with_limits(&limits);
         let ids = Vec::with_capacity(limits.max_tokens);
         let fault = Fault::from_env();
-        Self { links, ring_in, stage: Stage { band, ends, limits, epoch, out, frame, ids, fault } }
+        Self { ring_in, stage: Stage { band, ends, limits, epoch, out, frame, ids, fault } }
     }
 
     /// Until asked to stop, or an error.
-    pub(super) fn serve(mut self) -> Result<(), ProcessError> {
+    pub(super) fn serve(mut self, requests: &mut Requests<'_>) -> Result<(), ProcessError> {
         let Out { status, stop, .. } = self.stage.out;
         loop {
+            requests.answer_pending(&mut self.stage.band)?;
             status.set_state(WorkerState::Idle);
-            // A neighbour that was replaced is linked anew.
-            self.links.answer(&mut self.stage.band)?;
             let start = Instant::now();
             let found = self.ring_in.wait(TICK)?;
             status.add(&Counters { wait_ns: nanoseconds(start), ..Counters::default() });

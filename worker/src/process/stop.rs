@@ -25,8 +25,8 @@ struct Shared {
 }
 
 impl Stop {
-    /// Starts the control thread on the receiving half of the control channel. Requests about links come out of the second
-    /// value, which ends when the process should.
+    /// Starts the control thread on the receiving half of the control channel. Requests about links come
+    /// out of the second value, which ends when the process should.
     pub(super) fn on_request(
         receiver: Receiver<ToWorker>,
     ) -> Result<(Self, mpsc::Receiver<ToWorker>), ProcessError> {
@@ -74,17 +74,15 @@ fn watch(mut receiver: Receiver<ToWorker>, stop: &Stop, asked: mpsc::Sender<ToWo
     unsafe { libc::_exit(0) };
 }
 
-/// Passes requests on; the result is what arrived that is none.
+/// Passes requests about links on; the result is what arrived that is none.
 fn pass_on(
     receiver: &mut Receiver<ToWorker>,
     asked: &mpsc::Sender<ToWorker>,
 ) -> Result<Received<ToWorker>, ChannelError> {
     loop {
         match receiver.receive(None)? {
-            Received::Message(message) if message.arranges() => {
-                // Fails when the main thread is on its way out.
-                let _ = asked.send(message);
-            }
+            // Fails when the main thread is on its way out.
+            Received::Message(message) if message.arranges() => drop(asked.send(message)),
             ending => return Ok(ending),
         }
     }
