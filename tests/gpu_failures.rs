@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{Daemon, Models, endless, is_running, long_model, signal, until_running, wait, workers_of};
 
@@ -64,9 +64,16 @@ fn a_load_that_runs_out_of_memory_is_refused_and_leaves_nothing() {
     assert!(refusals >= 8, "{refusals}");
 }
 
+/// The program, replacing no worker that fails.
+fn without_restarts(args: &[&str]) -> Command {
+    let mut command = command(args);
+    command.env("SPILLWAY_RESTART_LIMIT", "0");
+    command
+}
+
 /// Loads a model whose answers are long onto a device.
 fn daemon_on(models: &Models, devices: &str) -> Daemon {
-    let mut daemon = Daemon::spawn(command(&["daemon"]));
+    let mut daemon = Daemon::spawn(without_restarts(&["daemon"]));
     daemon.main.load(&long_model(models), json!({"devices": devices}));
     daemon
 }
@@ -98,11 +105,12 @@ fn a_device_lost_in_mid_answer_ends_the_request_and_the_next_load_works() {
 /// `run --json` on a device, with the first event it prints.
 fn started(model: &Path, devices: &str) -> (std::process::Child, Value) {
     let args = ["run", "-p", "x", "-n", "60000", "--ignore-eos", "--json", "--max-seq", "4096", "--quiet"];
-    let mut child = command(&[&args[..], &["--devices", devices, "-m", model.to_str().unwrap()]].concat())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child =
+        without_restarts(&[&args[..], &["--devices", devices, "-m", model.to_str().unwrap()]].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
     let mut line = String::new();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     stdout.read_line(&mut line).unwrap();
@@ -195,5 +203,39 @@ fn a_worker_that_does_not_answer_is_killed() {
     daemon.main.ask(json!({"type": "unload"}), "unloaded");
     assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
     assert!(!is_running(workers[0]));
+    daemon.finish();
+}
+
+/// Workers of a pipeline that copies from device to device are killed in turn: each is replaced and linked anew, and the answer is
+/// that of an undisturbed run.
+#[test]
+fn a_killed_worker_is_replaced_and_linked_anew() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let mut daemon = Daemon::spawn(command(&["daemon"]));
+    daemon.main.load(&models.tiny(), json!({"devices": "emulated:devices=3"}));
+    let answer = |daemon: &mut Daemon, victim: Option<usize>| {
+        let workers = daemon.workers();
+        daemon.main.send(support::ask("r", 40));
+        if let Some(victim) = victim {
+            until_running(&mut daemon.main, "r");
+            signal(workers[victim], Signal::SIGKILL);
+        }
+        let end = daemon.main.until(|event| support::is_terminal(event)).pop().unwrap();
+        assert_eq!(end["type"], "done", "{end}");
+        daemon.main.send(support::ask("whole", 40));
+        daemon.main.answer("whole").0
+    };
+    let undisturbed = answer(&mut daemon, None);
+    for victim in 0..3 {
+        assert_eq!(answer(&mut daemon, Some(victim)), undisturbed, "stage {victim}");
+    }
+    let diag = daemon.main.ask(json!({"type": "diag"}), "diag");
+    assert_eq!(diag["restarts"], 3, "{diag}");
+    let peers =
+        diag["stages"].as_array().unwrap().iter().filter(|stage| stage["link"] == "peer").count();
+    assert_eq!(peers, 2, "{diag}");
     daemon.finish();
 }
