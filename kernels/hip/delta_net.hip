@@ -1,163 +1,255 @@
-// Causal depthwise convolution and gated delta rule: see kernels/src/ops/deltanet.rs, which computes the same.
-//
-// Tokens of a span are processed one after the other, so cutting a sequence into steps changes no operation and no bit.
-#include "step.h"
+// A DeltaNet layer for any step: delta_net.h says what is computed.
+#include "delta_net.h"
 
-static constexpr u32 LANES_PER_ROW = 8;
+// Rows of a block of the convolution at most, and tokens that the recurrence fetches at a time.
+static constexpr u32 RUN = 8;
+static constexpr u32 RULE_THREADS = 128;
 
-// A past input of a span: row `index` of the step's inputs from the span's first on, or, negative, of the history.
-DEVICE float past_input(const float* inputs, const float* history, const SpanMeta& span, i32 index, u32 channel,
-                        u32 channels, u32 past) {
-  if (index >= 0) return inputs[((u64)span.first_row + (u32)index) * channels + channel];
-  if (span.reset) return 0.0f;
-  return history[((u64)span.slot * past + (u32)(index + (i32)past)) * channels + channel];
-}
+static constexpr u32 larger_of(u32 a, u32 b) { return a > b ? a : b; }
 
-// out = silu(convolution), then, for query and key heads, x * scale / sqrt(sum of squares + epsilon). A block is one head
-// of one row.
-KERNEL(delta_conv, 256, const float* inputs, const float* history, const float* weights, const RowMeta* meta,
-       const SpanMeta* spans, float* out, u32 channels, u32 key_heads, u32 head_dim, u32 taps, float epsilon) {
-  u32 row = block_index_x(), head = block_index_y(), channel = head * head_dim + thread_index();
-  SpanMeta span = spans[meta[row].span];
-  i32 oldest = (i32)(row - span.first_row) - (i32)(taps - 1);
-  float value = 0.0f;
-  if (thread_index() < head_dim) {
-    for (u32 tap = 0; tap < taps; tap++) {
-      float input = past_input(inputs, history, span, oldest + (i32)tap, channel, channels, taps - 1);
-      value = fused_multiply_add(weights[(u64)channel * taps + tap], input, value);
-    }
-    value = silu(value);
-  }
-  if (head < 2 * key_heads) {
-    float scale = head < key_heads ? 1.0f / square_root((float)head_dim) : 1.0f;
-    value *= scale / square_root(block_sum(value * value) + epsilon);
-  }
-  if (thread_index() < head_dim) out[(u64)row * channels + channel] = value;
-}
+// Threads of a block of the convolution: a channel each, whole waves of either size.
+static constexpr u32 conv_threads(u32 dim) { return larger_of(dim, 64); }
 
-// Keeps the last inputs of every span for the next step. Rows move to lower places, so the order of writing is safe.
-KERNEL(delta_remember, 256, const float* inputs, float* history, const SpanMeta* spans, u32 channels, u32 taps) {
-  u32 channel = block_index_y() * block_threads() + thread_index(), past = taps - 1;
-  SpanMeta span = spans[block_index_x()];
-  if (channel >= channels || span.tokens == 0) return;
-  for (u32 i = 0; i < past; i++) {
-    i32 index = (i32)(span.tokens + i) - (i32)past;
-    float value = past_input(inputs, history, span, index, channel, channels, past);
-    history[((u64)span.slot * past + i) * channels + channel] = value;
-  }
-}
-
-// Decays exp(rate * softplus(alpha + bias)), then strengths sigmoid(beta), of every row and value head.
-KERNEL(delta_gates, 256, const float* alpha, const float* beta, const float* rate, const float* bias, float* gates,
-       u32 heads, u32 count) {
-  u32 i = block_index_x() * block_threads() + thread_index();
-  if (i >= count) return;
-  gates[i] = exp_f32(rate[i % heads] * softplus(alpha[i] + bias[i % heads]));
-  gates[count + i] = sigmoid(beta[i]);
-}
-
-// Sums over the lanes that share a row of the state.
-DEVICE float row_sum(float value) {
-  for (u32 mask = LANES_PER_ROW / 2; mask > 0; mask /= 2) value += wave_shuffle_xor(value, mask);
-  return value;
-}
-
-// A lane's share of a query or key, and what else a token brings to a row of the state.
-template <u32 PIECES>
-struct TokenShare {
-  f32x4 q[PIECES], k[PIECES];
-  float v, decay, strength;
+// The sizes of a layer.
+struct Shape {
+  u32 rows, key_heads, value_heads, taps;
 };
 
-// What the recurrence of one row of the state reads.
-struct Source {
+DEVICE u32 channels_of(const Shape& shape, u32 dim) { return (2 * shape.key_heads + shape.value_heads) * dim; }
+
+// Convolves one head of up to `run` rows; query and key heads are normalised.
+template <u32 DIM>
+DEVICE void convolve_head(const Convolution& from, const RowMeta* meta, const SpanMeta* spans, float* out, u32 head,
+                          u32 key_heads, u32 first_row, u32 rows, float epsilon) {
+  SHARED_ARRAY(f32x4, staged, RUN * DIM / 4);
+  float* convolved = reinterpret_cast<float*>(staged);
+  u32 channel = head * DIM + thread_index();
+  bool is_value = head >= 2 * key_heads;
+  if (thread_index() < DIM) {
+    Taps taps = load_taps(from, channel);
+    for (u32 i = 0; i < rows; i++) {
+      u32 row = first_row + i;
+      SpanMeta span = spans[meta[row].span];
+      ConvolutionRow at{row, row - span.first_row, meta[row].position, span.slot};
+      float value = convolve(from, at, channel, taps);
+      if (is_value) {
+        out[(u64)row * from.channels + channel] = value;
+      } else {
+        convolved[i * DIM + thread_index()] = value;
+      }
+    }
+  }
+  if (is_value) return;  // the whole block
+  block_barrier();
+  constexpr u32 GROUPS = conv_threads(DIM) / Head<DIM>::LANES;
+  for (u32 group = thread_index() / Head<DIM>::LANES; group < RUN; group += GROUPS) {
+    u32 i = smaller(group, rows - 1);  // all lanes take part in the sums
+    Head<DIM> vector = load_head<DIM>(convolved + i * DIM);
+    normalize_head<DIM>(vector, head < key_heads, epsilon);
+    if (group < rows) store_head<DIM>(out + (u64)(first_row + i) * from.channels + head * DIM, vector);
+  }
+}
+
+// Blocks of one head of `run` rows each; behind the heads comes a row of blocks that compute the gates: decays, then
+// strengths, of every row and value head.
+template <u32 DIM>
+DEVICE void convolve_and_gate(const Convolution& from, const GateInputs& gate_inputs, const RowMeta* meta,
+                              const SpanMeta* spans, float* out, float* gates, const Shape& shape, u32 run,
+                              float epsilon) {
+  u32 first_row = block_index_x() * run, rows = smaller(run, shape.rows - first_row), head = block_index_y();
+  if (head < 2 * shape.key_heads + shape.value_heads) {
+    convolve_head<DIM>(from, meta, spans, out, head, shape.key_heads, first_row, rows, epsilon);
+    return;
+  }
+  u64 first = (u64)first_row * shape.value_heads, count = (u64)shape.rows * shape.value_heads;
+  for (u32 i = thread_index(); i < rows * shape.value_heads; i += block_threads()) {
+    gates[first + i] = decay_of(gate_inputs, first + i, i % shape.value_heads);
+    gates[count + first + i] = strength_of(gate_inputs, first + i);
+  }
+}
+
+#define DELTA_CONV_KERNEL(name, DIM)                                                                                     \
+  KERNEL(name, conv_threads(DIM), const float* inputs, const float* history, const float* weights, const float* alpha,   \
+         const float* beta, const float* rate, const float* bias, const RowMeta* meta, const SpanMeta* spans,            \
+         float* out, float* gates, u32 rows, u32 key_heads, u32 value_heads, u32 taps, u32 run, float epsilon) {         \
+    Shape shape{rows, key_heads, value_heads, taps};                                                                     \
+    convolve_and_gate<DIM>(Convolution{inputs, history, weights, channels_of(shape, DIM), taps},                         \
+                           GateInputs{alpha, beta, rate, bias}, meta, spans, out, gates, shape, run, epsilon);           \
+  }
+DELTA_CONV_KERNEL(delta_conv_32, 32)
+DELTA_CONV_KERNEL(delta_conv_64, 64)
+DELTA_CONV_KERNEL(delta_conv_128, 128)
+DELTA_CONV_KERNEL(delta_conv_256, 256)
+
+// A block of the recurrence: some rows of the state of one value head, for all tokens of one span.
+struct Part {
   const float* convolved;  // [row][channels]
   const float* gates;      // [row][value_heads] decays, then strengths
-  u32 rows, key_heads, value_heads, head, value;
+  SpanMeta span;
+  u32 head, key_head;
+  u32 value;  // its first row of the state
 };
 
-DEVICE u32 lane_of_row() { return thread_index() % LANES_PER_ROW; }
-
-template <u32 DIM, u32 PIECES>
-DEVICE TokenShare<PIECES> load_token(const Source& from, u32 row) {
-  const float* channels = from.convolved + (u64)row * (2 * from.key_heads + from.value_heads) * DIM;
-  u32 key_head = from.head % from.key_heads;
-  const f32x4* q = reinterpret_cast<const f32x4*>(channels + key_head * DIM);
-  const f32x4* k = reinterpret_cast<const f32x4*>(channels + (from.key_heads + key_head) * DIM);
-  TokenShare<PIECES> share;
-  for (u32 i = 0; i < PIECES; i++) {
-    share.q[i] = q[i * LANES_PER_ROW + lane_of_row()];
-    share.k[i] = k[i * LANES_PER_ROW + lane_of_row()];
-  }
-  share.v = channels[(2 * from.key_heads + from.head) * DIM + from.value];
-  share.decay = from.gates[(u64)row * from.value_heads + from.head];
-  share.strength = from.gates[((u64)from.rows + row) * from.value_heads + from.head];
-  return share;
-}
-
-// One token: with decay g, strength b and the state S before it, d = b (v - g S k), S' = g S + k d, and the output is
-// S' q = g (S q) + d (k q).
-template <u32 PIECES>
-DEVICE float step(f32x4* state, const TokenShare<PIECES>& token) {
-  float by_k = 0.0f, by_q = 0.0f, overlap = 0.0f;
-  for (u32 i = 0; i < PIECES; i++) {
-    for (u32 j = 0; j < 4; j++) {
-      by_k = fused_multiply_add(state[i].v[j], token.k[i].v[j], by_k);
-      by_q = fused_multiply_add(state[i].v[j], token.q[i].v[j], by_q);
-      overlap = fused_multiply_add(token.k[i].v[j], token.q[i].v[j], overlap);
-    }
-  }
-  by_k = row_sum(by_k), by_q = row_sum(by_q), overlap = row_sum(overlap);
-  float delta = token.strength * (token.v - token.decay * by_k);
-  for (u32 i = 0; i < PIECES; i++) {
-    for (u32 j = 0; j < 4; j++) {
-      state[i].v[j] = fused_multiply_add(token.k[i].v[j], delta, state[i].v[j] * token.decay);
-    }
-  }
-  return fused_multiply_add(delta, overlap, token.decay * by_q);
-}
-
-// The recurrence of one value head of one span. LANES_PER_ROW lanes hold a row of the state (one value, all keys) in
-// registers, in pieces of four keys in turn, for all tokens of the span.
 template <u32 DIM>
-DEVICE void delta_rule(const float* convolved, const float* gates, float* matrix, const SpanMeta* spans, float* out,
-                       u32 rows, u32 key_heads, u32 value_heads) {
-  constexpr u32 PIECES = DIM / LANES_PER_ROW / 4;
-  SpanMeta span = spans[block_index_x()];
-  if (span.tokens == 0) return;  // the whole block
-  u32 head = block_index_y(), value = (block_index_z() * block_threads() + thread_index()) / LANES_PER_ROW;
-  Source source{convolved, gates, rows, key_heads, value_heads, head, value};
-  f32x4* home = reinterpret_cast<f32x4*>(matrix + (((u64)span.slot * value_heads + head) * DIM + value) * DIM);
-  f32x4 state[PIECES];
-  for (u32 i = 0; i < PIECES; i++) {
-    state[i] = span.reset ? f32x4{{0.0f, 0.0f, 0.0f, 0.0f}} : home[i * LANES_PER_ROW + lane_of_row()];
+struct Rule {
+  static constexpr u32 GROUPS = RULE_THREADS / Head<DIM>::LANES, ROWS = GROUPS * STATE_ROWS;
+  static constexpr u32 QUADS = RUN * DIM / 2 / RULE_THREADS, VALUES = RUN * ROWS / RULE_THREADS;
+  // What a thread has of the next tokens, on its way from memory.
+  f32x4 qk[QUADS];
+  float v[VALUES], gate;
+};
+
+// Tokens of a block, in shared memory.
+template <u32 DIM>
+struct Tokens {
+  f32x4 qk[RUN * DIM / 2];  // query, key
+  float v[RUN * Rule<DIM>::ROWS];
+  float decay[RUN], strength[RUN], overlap[RUN];
+};
+
+// Fetches the tokens from `first` on; beyond the last one, that one again.
+template <u32 DIM>
+DEVICE void fetch(Rule<DIM>& next, const Part& part, const Shape& shape, u32 first) {
+  u32 channels = channels_of(shape, DIM);
+  UNROLL(8)
+  for (u32 i = 0; i < Rule<DIM>::QUADS; i++) {
+    u32 item = i * RULE_THREADS + thread_index(), token = smaller(first + item / (DIM / 2), part.span.tokens - 1);
+    u32 quad = item % (DIM / 2), is_key = quad / (DIM / 4);
+    const float* row = part.convolved + (u64)(part.span.first_row + token) * channels;
+    next.qk[i] = load_quad(row + (is_key * shape.key_heads + part.key_head) * DIM, quad % (DIM / 4));
   }
-  TokenShare<PIECES> token = load_token<DIM, PIECES>(source, span.first_row);
-  for (u32 t = 0; t < span.tokens; t++) {
-    // The next token is on its way while this one is computed.
-    TokenShare<PIECES> next = load_token<DIM, PIECES>(source, span.first_row + (t + 1 < span.tokens ? t + 1 : t));
-    float output = step<PIECES>(state, token);
-    if (lane_of_row() == 0) out[((u64)(span.first_row + t) * value_heads + head) * DIM + value] = output;
-    token = next;
+  UNROLL(2)
+  for (u32 i = 0; i < Rule<DIM>::VALUES; i++) {
+    u32 item = i * RULE_THREADS + thread_index(), token = smaller(first + item / Rule<DIM>::ROWS, part.span.tokens - 1);
+    const float* row = part.convolved + (u64)(part.span.first_row + token) * channels;
+    next.v[i] = row[(2 * shape.key_heads + part.head) * DIM + part.value + item % Rule<DIM>::ROWS];
   }
-  for (u32 i = 0; i < PIECES; i++) home[i * LANES_PER_ROW + lane_of_row()] = state[i];
+  if (thread_index() < 2 * RUN) {
+    u32 token = smaller(first + thread_index() % RUN, part.span.tokens - 1);
+    u64 row = part.span.first_row + token + (u64)(thread_index() / RUN) * shape.rows;
+    next.gate = part.gates[row * shape.value_heads + part.head];
+  }
 }
 
-#define DELTA_RULE_KERNEL(name, DIM)                                                                                    \
-  KERNEL(name, 256, const float* convolved, const float* gates, float* matrix, const SpanMeta* spans, float* out,      \
-         u32 rows, u32 key_heads, u32 value_heads) {                                                                   \
-    delta_rule<DIM>(convolved, gates, matrix, spans, out, rows, key_heads, value_heads);                               \
+// Hands the fetched tokens to the block.
+template <u32 DIM>
+DEVICE void share(Tokens<DIM>& tokens, const Rule<DIM>& next) {
+  UNROLL(8)
+  for (u32 i = 0; i < Rule<DIM>::QUADS; i++) tokens.qk[i * RULE_THREADS + thread_index()] = next.qk[i];
+  UNROLL(2)
+  for (u32 i = 0; i < Rule<DIM>::VALUES; i++) tokens.v[i * RULE_THREADS + thread_index()] = next.v[i];
+  if (thread_index() < RUN) tokens.decay[thread_index()] = next.gate;
+  if (thread_index() >= RUN && thread_index() < 2 * RUN) tokens.strength[thread_index() - RUN] = next.gate;
+}
+
+template <u32 DIM>
+DEVICE const float* query_of(const Tokens<DIM>& tokens, u32 token) {
+  return reinterpret_cast<const float*>(tokens.qk + token * (DIM / 2));
+}
+
+// The overlaps of the block's tokens, one a group of lanes.
+template <u32 DIM>
+DEVICE void find_overlaps(Tokens<DIM>& tokens) {
+  u32 group = thread_index() / Head<DIM>::LANES, token = group % RUN;
+  const float* query = query_of<DIM>(tokens, token);
+  float overlap = head_dot<DIM>(load_head<DIM>(query + DIM), load_head<DIM>(query));
+  if (lane_of_head<DIM>() == 0 && group < RUN) tokens.overlap[token] = overlap;
+}
+
+template <u32 DIM>
+DEVICE Token<DIM> token_of(const Tokens<DIM>& tokens, u32 at) {
+  Token<DIM> token;
+  token.q = load_head<DIM>(query_of<DIM>(tokens, at));
+  token.k = load_head<DIM>(query_of<DIM>(tokens, at) + DIM);
+  u32 row = thread_index() / Head<DIM>::LANES * STATE_ROWS;
+  for (u32 i = 0; i < STATE_ROWS; i++) token.v[i] = tokens.v[at * Rule<DIM>::ROWS + row + i];
+  token.decay = tokens.decay[at], token.strength = tokens.strength[at], token.overlap = tokens.overlap[at];
+  return token;
+}
+
+template <u32 DIM>
+DEVICE void recur(const Part& part, const Shape& shape, float* matrix, float* out) {
+  SHARED_ARRAY(Tokens<DIM>, shared, 1);
+  Tokens<DIM>& tokens = *shared;
+  u32 row = part.value + thread_index() / Head<DIM>::LANES * STATE_ROWS;
+  float* home = matrix + (((u64)part.span.slot * shape.value_heads + part.head) * DIM + row) * DIM;
+  State<DIM> state;
+  load_state<DIM>(state, home, part.span.reset != 0);
+  Rule<DIM> next;
+  fetch<DIM>(next, part, shape, 0);
+  float* to = out + ((u64)part.span.first_row * shape.value_heads + part.head) * DIM + row;
+  for (u32 first = 0; first < part.span.tokens; first += RUN) {
+    block_barrier();  // the tokens before are used up
+    share<DIM>(tokens, next);
+    block_barrier();
+    fetch<DIM>(next, part, shape, first + RUN);  // on their way while these are computed
+    find_overlaps<DIM>(tokens);
+    block_barrier();
+    u32 count = smaller(RUN, part.span.tokens - first);
+    for (u32 i = 0; i < count; i++) {
+      Output output = advance<DIM>(state, token_of<DIM>(tokens, i));
+      if (output.mine) to[output.row] = output.value;
+      to += shape.value_heads * DIM;
+    }
+  }
+  store_state<DIM>(home, state);
+}
+
+// Keeps the last inputs of the span for the next step: of the block's share of the channels, which for a key head and its
+// query head is that of the value head of the same number.
+template <u32 DIM>
+DEVICE void remember(const Part& part, const Shape& shape, const float* inputs, float* history, const RowMeta* meta) {
+  constexpr u32 WIDTH = Rule<DIM>::ROWS;
+  u32 heads[3] = {2 * shape.key_heads + part.head, part.head, shape.key_heads + part.head};
+  u32 kept = smaller(shape.taps - 1, part.span.tokens), channels = channels_of(shape, DIM);
+  u32 shares = part.head < shape.key_heads ? 3 : 1;
+  for (u32 item = thread_index(); item < kept * shares * WIDTH; item += block_threads()) {
+    u32 row = part.span.first_row + part.span.tokens - 1 - item / (shares * WIDTH);
+    u32 share = item / WIDTH % shares;
+    u32 head = share == 0 ? heads[0] : share == 1 ? heads[1] : heads[2];
+    u32 channel = head * DIM + part.value + item % WIDTH;
+    u64 to = history_at(part.span.slot, meta[row].position, channel, channels, shape.taps);
+    history[to] = inputs[(u64)row * channels + channel];
+  }
+}
+
+// Blocks of a part of a value head of a span each.
+#define DELTA_RULE_KERNEL(name, DIM)                                                                                     \
+  KERNEL(name, RULE_THREADS, const float* convolved, const float* gates, const float* inputs, float* history,            \
+         float* matrix, const RowMeta* meta, const SpanMeta* spans, float* out, u32 rows, u32 key_heads,                 \
+         u32 value_heads, u32 taps) {                                                                                    \
+    Shape shape{rows, key_heads, value_heads, taps};                                                                     \
+    u32 head = block_index_y();                                                                                          \
+    Part part{convolved, gates, spans[block_index_x()], head, head % key_heads, block_index_z() * Rule<DIM>::ROWS};      \
+    recur<DIM>(part, shape, matrix, out);                                                                                \
+    remember<DIM>(part, shape, inputs, history, meta);                                                                   \
   }
 DELTA_RULE_KERNEL(delta_rule_32, 32)
 DELTA_RULE_KERNEL(delta_rule_64, 64)
 DELTA_RULE_KERNEL(delta_rule_128, 128)
 DELTA_RULE_KERNEL(delta_rule_256, 256)
 
-// out = out / sqrt(mean(out^2) + epsilon) * weight * silu(gate), in place, one block a head of a row.
-KERNEL(delta_gated_norm, 256, float* out, const float* gate, const float* weight, u32 head_dim, float epsilon) {
-  u64 at = (u64)block_index_x() * head_dim + thread_index();
-  bool real = thread_index() < head_dim;
-  float value = real ? out[at] : 0.0f;
-  float scale = reciprocal_square_root(block_sum(value * value) / (float)head_dim + epsilon);
-  if (real) out[at] = value * scale * weight[thread_index()] * silu(gate[at]);
+// Finishes the outputs in place, `heads` over all rows.
+template <u32 DIM>
+DEVICE void finish(float* out, const float* gate, const float* weight, i8* codes, InputCell* scales, u32 heads,
+                   float epsilon) {
+  u32 head = (block_index_x() * block_threads() + thread_index()) / Head<DIM>::LANES;
+  bool real = head < heads;  // all lanes take part in the sums
+  u64 at = real ? head : heads - 1;
+  Head<DIM> value = load_head<DIM>(out + at * DIM), gates = load_head<DIM>(gate + at * DIM);
+  for (u32 i = 0; i < Head<DIM>::PIECES; i++) {
+    for (u32 j = 0; j < 4; j++) gates.piece[i].v[j] = silu(gates.piece[i].v[j]);
+  }
+  gated_norm<DIM>(value, load_head<DIM>(weight), gates, epsilon);
+  store_output<DIM>(value, at, out, codes, scales, real);
 }
+
+#define DELTA_FINISH_KERNEL(name, DIM)                                                                                \
+  KERNEL(name, 256, float* out, const float* gate, const float* weight, i8* codes, InputCell* scales, u32 heads,      \
+         float epsilon) {                                                                                             \
+    finish<DIM>(out, gate, weight, codes, scales, heads, epsilon);                                                    \
+  }
+DELTA_FINISH_KERNEL(delta_finish_32, 32)
+DELTA_FINISH_KERNEL(delta_finish_64, 64)
+DELTA_FINISH_KERNEL(delta_finish_128, 128)
+DELTA_FINISH_KERNEL(delta_finish_256, 256)

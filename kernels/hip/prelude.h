@@ -88,17 +88,16 @@ DEVICE float wave_max(float value) {
   return value;
 }
 
-// Sum over the block, in every thread: the waves' sums added in the order of the waves. The barrier in front lets a
-// kernel call it twice.
+// Sum over the block, in every thread: a butterfly over the sums of the waves. The barrier in front lets a kernel call it
+// twice.
 DEVICE float block_sum(float value) {
   SHARED_ARRAY(float, of_wave, 1024 / WAVE);
   value = wave_sum(value);
+  if (block_threads() == WAVE) return value;
   block_barrier();
   if (lane_index() == 0) of_wave[wave_index()] = value;
   block_barrier();
-  float sum = of_wave[0];
-  for (u32 wave = 1; wave < block_threads() / WAVE; wave++) sum += of_wave[wave];
-  return sum;
+  return wave_sum(lane_index() < block_threads() / WAVE ? of_wave[lane_index()] : 0.0f);
 }
 
 DEVICE float to_f32(bf16 value) { return bit_cast<float>((u32)value.bits << 16); }
