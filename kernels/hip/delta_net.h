@@ -9,8 +9,6 @@
 #include "quantize.h"
 #include "step.h"
 
-static constexpr u32 MAX_TAPS = 8;
-
 // How a head's vector lies in lanes: neighbouring lanes have neighbouring quads, in several pieces where lanes run out.
 template <u32 DIM>
 struct Head {
@@ -83,35 +81,19 @@ DEVICE u64 history_at(u32 slot, u32 position, u32 channel, u32 channels, u32 tap
   return ((u64)slot * taps + position % taps) * channels + channel;
 }
 
-// A channel's weights; the last is always that of the row itself.
-struct Taps {
-  float weight[MAX_TAPS];
-};
-
-DEVICE Taps load_taps(const Convolution& from, u32 channel) {
-  Taps taps;
-  UNROLL(MAX_TAPS)
-  for (u32 tap = 0; tap < MAX_TAPS; tap++) {
-    taps.weight[tap] = tap < from.taps ? from.weights[(u64)channel * from.taps + tap] : 0.0f;
-  }
-  return taps;
-}
-
 // silu(convolution) of a channel.
-DEVICE float convolve(const Convolution& from, const ConvolutionRow& at, u32 channel, const Taps& taps) {
-  float input[MAX_TAPS];
-  UNROLL(MAX_TAPS)
-  for (u32 tap = 0; tap < MAX_TAPS; tap++) {
-    u32 back = from.taps - 1 - tap;
-    bool real = tap < from.taps && back <= at.position;  // else no such tap, or before the sequence
-    const float* in_step = from.inputs + (u64)(at.row - back) * from.channels;
-    const float* kept = from.history + history_at(at.slot, at.position - back, 0, from.channels, from.taps);
-    input[tap] = real ? (back <= at.index ? in_step : kept)[channel] : 0.0f;
-  }
+DEVICE float convolve(const Convolution& from, const ConvolutionRow& at, u32 channel) {
+  const float* weights = from.weights + (u64)channel * from.taps;
+  u32 now = at.position % from.taps;  // place in the history
   float sum = 0.0f;
-  UNROLL(MAX_TAPS)
-  for (u32 tap = 0; tap < MAX_TAPS; tap++) {
-    if (tap < from.taps) sum = fused_multiply_add(taps.weight[tap], input[tap], sum);
+  UNROLL(4)
+  for (u32 tap = 0; tap < from.taps; tap++) {
+    u32 back = from.taps - 1 - tap, place = now >= back ? now - back : now + from.taps - back;
+    bool in_step = back <= at.index;
+    u64 row = in_step ? at.row - back : (u64)at.slot * from.taps + place;
+    // Before the sequence there are zeros.
+    float input = back <= at.position ? (in_step ? from.inputs : from.history)[row * from.channels + channel] : 0.0f;
+    sum = fused_multiply_add(weights[tap], input, sum);
   }
   return silu(sum);
 }
@@ -128,7 +110,7 @@ DEVICE float decay_of(const GateInputs& from, u64 at, u32 head) {
 DEVICE float strength_of(const GateInputs& from, u64 at) { return sigmoid(from.beta[at]); }
 
 // Rows of the state (one value, all keys) that the lanes of a head hold together, each its share of the keys.
-static constexpr u32 STATE_ROWS = 2;
+static constexpr u32 STATE_ROWS = 2;  // also in advance()
 
 template <u32 DIM>
 struct State {
@@ -143,25 +125,32 @@ struct Token {
   float decay, strength, overlap;  // overlap: k q
 };
 
-// The sum that a lane of a group ends with when each lane has a value of each of `COUNT` sums: neighbours first exchange
-// halves of the sums, so that the work halves with each exchange. Sum i is in the lanes from i * LANES / COUNT on.
+// `a` where `mask` is all ones, `b` where it is zero. A conditional expression would let a compiler branch, and shuffle on
+// each side: NVIDIA's does, and such a shuffle takes hundreds of cycles.
+DEVICE float choose(u32 mask, float a, float b) {
+  return bit_cast<float>((bit_cast<u32>(a) & mask) | (bit_cast<u32>(b) & ~mask));
+}
+
+// Sums over groups of LANES lanes, of which each has a value of each of COUNT sums: neighbours exchange halves of the sums
+// while there are halves, so that each exchange halves the work. Sum i ends in the lanes from i * LANES / COUNT on.
 template <u32 COUNT, u32 LANES>
-DEVICE float shared_out_sum(float* values) {
-  u32 count = COUNT;
-  UNROLL(5)
-  for (u32 mask = LANES / 2; mask > 0; mask /= 2) {
-    if (count > 1) {
-      count /= 2;
-      bool upper = (lane_index() & mask) != 0;
-      for (u32 i = 0; i < count; i++) {
-        float keep = upper ? values[i + count] : values[i], give = upper ? values[i] : values[i + count];
-        values[i] = keep + wave_shuffle_xor(give, mask);
-      }
-    } else {
-      values[0] += wave_shuffle_xor(values[0], mask);
+DEVICE float share_out_sums(const float* values) {
+  constexpr u32 other = LANES / 2;
+  if constexpr (LANES == 1) {
+    return values[0];
+  } else if constexpr (COUNT == 1) {
+    float sum = values[0] + wave_shuffle_xor(values[0], other);
+    return share_out_sums<1, other>(&sum);
+  } else {
+    constexpr u32 half = COUNT / 2;
+    u32 upper = 0u - (lane_index() / other & 1u);
+    float kept[half];
+    for (u32 i = 0; i < half; i++) {
+      float low = values[i], high = values[i + half];
+      kept[i] = choose(upper, high, low) + wave_shuffle_xor(choose(upper, low, high), other);
     }
+    return share_out_sums<half, other>(kept);
   }
-  return values[0];
 }
 
 // What a lane has of a token's output: an output of its group, and for which row of the group's state.
@@ -187,7 +176,7 @@ DEVICE Output advance(State<DIM>& state, const Token<DIM>& token) {
     }
     sums[row] = by_k, sums[STATE_ROWS + row] = by_q;
   }
-  float sum = shared_out_sum<SUMS, LANES>(sums);
+  float sum = share_out_sums<SUMS, LANES>(sums);
   u32 lane = lane_of_head<DIM>(), first = lane_index() - lane;
   float delta[STATE_ROWS];
   for (u32 row = 0; row < STATE_ROWS; row++) {
@@ -202,15 +191,18 @@ DEVICE Output advance(State<DIM>& state, const Token<DIM>& token) {
   }
   u32 row = lane / LANES_PER_SUM % STATE_ROWS;
   bool mine = lane >= STATE_ROWS * LANES_PER_SUM && lane % LANES_PER_SUM == 0;
-  float update = (row == 0 ? delta[0] : delta[1]) * token.overlap;
+  float update = choose(0u - row, delta[1], delta[0]) * token.overlap;
   return Output{fused_multiply_add(token.decay, sum, update), row, mine};
 }
 
 template <u32 DIM>
 DEVICE void load_state(State<DIM>& state, const float* rows, bool empty) {
   for (u32 row = 0; row < STATE_ROWS; row++) {
-    if (!empty) state.row[row] = load_head<DIM>(rows + row * DIM);
-    for (u32 i = 0; empty && i < Head<DIM>::PIECES; i++) state.row[row].piece[i] = f32x4{{0.0f, 0.0f, 0.0f, 0.0f}};
+    UNROLL(4)
+    for (u32 i = 0; i < Head<DIM>::PIECES; i++) {
+      u32 quad = row * (DIM / 4) + i * Head<DIM>::LANES + lane_of_head<DIM>();
+      state.row[row].piece[i] = empty ? f32x4{{0.0f, 0.0f, 0.0f, 0.0f}} : load_quad(rows, quad);
+    }
   }
 }
 
@@ -219,14 +211,12 @@ DEVICE void store_state(float* rows, const State<DIM>& state) {
   for (u32 row = 0; row < STATE_ROWS; row++) store_head<DIM>(rows + row * DIM, state.row[row]);
 }
 
-// out / sqrt(mean(out^2) + epsilon) * weight * silu(gate), given silu(gate).
+// out / sqrt(mean(out^2) + epsilon) * factor, where the factor is weight * silu(gate).
 template <u32 DIM>
-DEVICE void gated_norm(Head<DIM>& out, const Head<DIM>& weight, const Head<DIM>& gate, float epsilon) {
+DEVICE void gated_norm(Head<DIM>& out, const Head<DIM>& factor, float epsilon) {
   float scale = reciprocal_square_root(head_dot<DIM>(out, out) / (float)DIM + epsilon);
   for (u32 i = 0; i < Head<DIM>::PIECES; i++) {
-    for (u32 j = 0; j < 4; j++) {
-      out.piece[i].v[j] = out.piece[i].v[j] * scale * weight.piece[i].v[j] * gate.piece[i].v[j];
-    }
+    for (u32 j = 0; j < 4; j++) out.piece[i].v[j] = out.piece[i].v[j] * scale * factor.piece[i].v[j];
   }
 }
 
@@ -234,7 +224,9 @@ DEVICE void gated_norm(Head<DIM>& out, const Head<DIM>& weight, const Head<DIM>&
 template <u32 DIM>
 DEVICE void store_output(const Head<DIM>& value, u64 head, float* out, i8* codes, InputCell* scales, bool real) {
   if (real) store_head<DIM>(out + head * DIM, value);
-  for (u32 i = 0; codes != nullptr && i < Head<DIM>::PIECES; i++) {
+  if (codes == nullptr) return;  // the whole launch
+  UNROLL(4)
+  for (u32 i = 0; i < Head<DIM>::PIECES; i++) {
     u64 quad = head * (DIM / 4) + i * Head<DIM>::LANES + lane_of_head<DIM>();
     quantize_quad(value.piece[i], codes, scales, quad, real);
   }

@@ -5,10 +5,11 @@
 static constexpr u32 RUN = 8;
 static constexpr u32 RULE_THREADS = 128;
 
-static constexpr u32 larger_of(u32 a, u32 b) { return a > b ? a : b; }
-
 // Threads of a block of the convolution: a channel each, whole waves of either size.
-static constexpr u32 conv_threads(u32 dim) { return larger_of(dim, 64); }
+template <u32 DIM>
+struct ConvBlock {
+  static constexpr u32 THREADS = DIM < 64 ? 64 : DIM;
+};
 
 // The sizes of a layer.
 struct Shape {
@@ -17,6 +18,19 @@ struct Shape {
 
 DEVICE u32 channels_of(const Shape& shape, u32 dim) { return (2 * shape.key_heads + shape.value_heads) * dim; }
 
+// The taps that models have, for which there is a shorter way through the convolution.
+static constexpr u32 USUAL_TAPS = 4;
+
+// silu(convolution) of a channel with USUAL_TAPS taps whose inputs all are in the step.
+DEVICE float convolve_inside(const Convolution& from, u32 row, u32 channel, const f32x4& weights) {
+  const float* input = from.inputs + (u64)(row - (USUAL_TAPS - 1)) * from.channels + channel;
+  float sum = 0.0f;
+  for (u32 tap = 0; tap < USUAL_TAPS; tap++) {
+    sum = fused_multiply_add(weights.v[tap], input[(u64)tap * from.channels], sum);
+  }
+  return silu(sum);
+}
+
 // Convolves one head of up to `run` rows; query and key heads are normalised.
 template <u32 DIM>
 DEVICE void convolve_head(const Convolution& from, const RowMeta* meta, const SpanMeta* spans, float* out, u32 head,
@@ -24,14 +38,16 @@ DEVICE void convolve_head(const Convolution& from, const RowMeta* meta, const Sp
   SHARED_ARRAY(f32x4, staged, RUN * DIM / 4);
   float* convolved = reinterpret_cast<float*>(staged);
   u32 channel = head * DIM + thread_index();
-  bool is_value = head >= 2 * key_heads;
+  bool is_value = head >= 2 * key_heads, usual = from.taps == USUAL_TAPS;
   if (thread_index() < DIM) {
-    Taps taps = load_taps(from, channel);
+    f32x4 weights = usual ? load_quad(from.weights, channel) : f32x4{{0.0f, 0.0f, 0.0f, 0.0f}};
     for (u32 i = 0; i < rows; i++) {
       u32 row = first_row + i;
-      SpanMeta span = spans[meta[row].span];
-      ConvolutionRow at{row, row - span.first_row, meta[row].position, span.slot};
-      float value = convolve(from, at, channel, taps);
+      RowMeta fact = meta[row];
+      SpanMeta span = spans[fact.span];
+      ConvolutionRow at{row, row - span.first_row, fact.position, span.slot};
+      bool inside = usual && at.index >= USUAL_TAPS - 1;
+      float value = inside ? convolve_inside(from, row, channel, weights) : convolve(from, at, channel);
       if (is_value) {
         out[(u64)row * from.channels + channel] = value;
       } else {
@@ -41,7 +57,7 @@ DEVICE void convolve_head(const Convolution& from, const RowMeta* meta, const Sp
   }
   if (is_value) return;  // the whole block
   block_barrier();
-  constexpr u32 GROUPS = conv_threads(DIM) / Head<DIM>::LANES;
+  constexpr u32 GROUPS = ConvBlock<DIM>::THREADS / Head<DIM>::LANES;
   for (u32 group = thread_index() / Head<DIM>::LANES; group < RUN; group += GROUPS) {
     u32 i = smaller(group, rows - 1);  // all lanes take part in the sums
     Head<DIM> vector = load_head<DIM>(convolved + i * DIM);
@@ -69,7 +85,7 @@ DEVICE void convolve_and_gate(const Convolution& from, const GateInputs& gate_in
 }
 
 #define DELTA_CONV_KERNEL(name, DIM)                                                                                     \
-  KERNEL(name, conv_threads(DIM), const float* inputs, const float* history, const float* weights, const float* alpha,   \
+  KERNEL(name, ConvBlock<DIM>::THREADS, const float* inputs, const float* history, const float* weights, const float* alpha,   \
          const float* beta, const float* rate, const float* bias, const RowMeta* meta, const SpanMeta* spans,            \
          float* out, float* gates, u32 rows, u32 key_heads, u32 value_heads, u32 taps, u32 run, float epsilon) {         \
     Shape shape{rows, key_heads, value_heads, taps};                                                                     \
@@ -150,10 +166,12 @@ DEVICE const float* query_of(const Tokens<DIM>& tokens, u32 token) {
 // The overlaps of the block's tokens, one a group of lanes.
 template <u32 DIM>
 DEVICE void find_overlaps(Tokens<DIM>& tokens) {
-  u32 group = thread_index() / Head<DIM>::LANES, token = group % RUN;
-  const float* query = query_of<DIM>(tokens, token);
-  float overlap = head_dot<DIM>(load_head<DIM>(query + DIM), load_head<DIM>(query));
-  if (lane_of_head<DIM>() == 0 && group < RUN) tokens.overlap[token] = overlap;
+  for (u32 first = 0; first < RUN; first += Rule<DIM>::GROUPS) {
+    u32 token = first + thread_index() / Head<DIM>::LANES;
+    const float* query = query_of<DIM>(tokens, token % RUN);  // all lanes take part in the sums
+    float overlap = head_dot<DIM>(load_head<DIM>(query + DIM), load_head<DIM>(query));
+    if (lane_of_head<DIM>() == 0 && token < RUN) tokens.overlap[token] = overlap;
+  }
 }
 
 template <u32 DIM>
@@ -186,6 +204,7 @@ DEVICE void recur(const Part& part, const Shape& shape, float* matrix, float* ou
     find_overlaps<DIM>(tokens);
     block_barrier();
     u32 count = smaller(RUN, part.span.tokens - first);
+    UNROLL(4)
     for (u32 i = 0; i < count; i++) {
       Output output = advance<DIM>(state, token_of<DIM>(tokens, i));
       if (output.mine) to[output.row] = output.value;
@@ -236,11 +255,12 @@ DEVICE void finish(float* out, const float* gate, const float* weight, i8* codes
   u32 head = (block_index_x() * block_threads() + thread_index()) / Head<DIM>::LANES;
   bool real = head < heads;  // all lanes take part in the sums
   u64 at = real ? head : heads - 1;
-  Head<DIM> value = load_head<DIM>(out + at * DIM), gates = load_head<DIM>(gate + at * DIM);
+  Head<DIM> value = load_head<DIM>(out + at * DIM), factor = load_head<DIM>(weight);
+  Head<DIM> gates = load_head<DIM>(gate + at * DIM);
   for (u32 i = 0; i < Head<DIM>::PIECES; i++) {
-    for (u32 j = 0; j < 4; j++) gates.piece[i].v[j] = silu(gates.piece[i].v[j]);
+    for (u32 j = 0; j < 4; j++) factor.piece[i].v[j] *= silu(gates.piece[i].v[j]);
   }
-  gated_norm<DIM>(value, load_head<DIM>(weight), gates, epsilon);
+  gated_norm<DIM>(value, factor, epsilon);
   store_output<DIM>(value, at, out, codes, scales, real);
 }
 

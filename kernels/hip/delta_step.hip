@@ -8,8 +8,8 @@
 // What the block's threads share.
 template <u32 DIM>
 struct alignas(16) Shared {
-  float q[DIM], k[DIM], v[DIM];
-  float gate[DIM];  // silu
+  float qkv[3 * DIM];
+  float factor[DIM];  // of the norm: weight * silu(gate)
   float out[DIM];
   float decay, strength, overlap;
 };
@@ -24,17 +24,13 @@ struct Layer {
   float epsilon;
 };
 
-// Convolves channel `at` of the vector that `head` is, and keeps the input for the next steps where this block is the one to.
-template <u32 DIM>
-DEVICE float convolve_channel(const Layer<DIM>& layer, float* history, const ConvolutionRow& row, u32 head, u32 at,
-                              bool keep) {
-  const Convolution& from = layer.convolution;
-  u32 channel = head * DIM + at;
+// Convolves a channel, and keeps its input for the next steps where this block is the one to.
+DEVICE float convolve_channel(const Convolution& from, float* history, const ConvolutionRow& row, u32 channel, bool keep) {
   if (keep) {
     u64 to = history_at(row.slot, row.position, channel, from.channels, from.taps);
     history[to] = from.inputs[(u64)row.row * from.channels + channel];
   }
-  return convolve(from, row, channel, load_taps(from, channel));
+  return convolve(from, row, channel);
 }
 
 // Everything of a head that does not need its state: an element or a gate a thread.
@@ -44,15 +40,12 @@ DEVICE void prepare(Shared<DIM>& shared, const Layer<DIM>& layer, float* history
   u64 head_of_row = (u64)row.row * layer.value_heads + head;
   for (u32 item = thread_index(); item < 4 * DIM + 2; item += block_threads()) {
     u32 part = item / DIM, at = item % DIM;
-    if (part == 0) {
-      shared.q[at] = convolve_channel<DIM>(layer, history, row, key_head, at, head < layer.key_heads);
-    } else if (part == 1) {
-      u32 of_keys = layer.key_heads + key_head;
-      shared.k[at] = convolve_channel<DIM>(layer, history, row, of_keys, at, head < layer.key_heads);
-    } else if (part == 2) {
-      shared.v[at] = convolve_channel<DIM>(layer, history, row, 2 * layer.key_heads + head, at, true);
+    if (part < 3) {
+      u32 of_part = part == 0 ? key_head : part == 1 ? layer.key_heads + key_head : 2 * layer.key_heads + head;
+      bool keep = part == 2 || head < layer.key_heads;
+      shared.qkv[item] = convolve_channel(layer.convolution, history, row, of_part * DIM + at, keep);
     } else if (part == 3) {
-      shared.gate[at] = silu(layer.gate[head_of_row * DIM + at]);
+      shared.factor[at] = layer.norm[at] * silu(layer.gate[head_of_row * DIM + at]);
     } else if (at == 0) {
       shared.decay = decay_of(layer.gates, head_of_row, head);
     } else {
@@ -64,13 +57,13 @@ DEVICE void prepare(Shared<DIM>& shared, const Layer<DIM>& layer, float* history
 // Norms of the query and the key, by the first wave: its groups of lanes all do the same.
 template <u32 DIM>
 DEVICE void normalize(Shared<DIM>& shared, float epsilon) {
-  Head<DIM> q = load_head<DIM>(shared.q), k = load_head<DIM>(shared.k);
+  Head<DIM> q = load_head<DIM>(shared.qkv), k = load_head<DIM>(shared.qkv + DIM);
   normalize_head<DIM>(q, true, epsilon);
   normalize_head<DIM>(k, false, epsilon);
   float overlap = head_dot<DIM>(k, q);
   if (thread_index() >= Head<DIM>::LANES) return;
-  store_head<DIM>(shared.q, q);
-  store_head<DIM>(shared.k, k);
+  store_head<DIM>(shared.qkv, q);
+  store_head<DIM>(shared.qkv + DIM, k);
   shared.overlap = overlap;
 }
 
@@ -88,15 +81,16 @@ DEVICE void delta_step(const Layer<DIM>& layer, float* history, float* matrix, c
   block_barrier();
   if (wave_index() == 0) normalize<DIM>(shared, layer.epsilon);
   block_barrier();
-  Token<DIM> token{load_head<DIM>(shared.q), load_head<DIM>(shared.k),
-                   {shared.v[value], shared.v[value + 1]}, shared.decay, shared.strength, shared.overlap};
+  const float* v = shared.qkv + 2 * DIM + value;
+  Token<DIM> token{load_head<DIM>(shared.qkv), load_head<DIM>(shared.qkv + DIM),
+                   {v[0], v[1]}, shared.decay, shared.strength, shared.overlap};
   Output output = advance<DIM>(state, token);
   if (output.mine) shared.out[value + output.row] = output.value;
   store_state<DIM>(home, state);
   block_barrier();
   if (wave_index() != 0) return;
   Head<DIM> finished = load_head<DIM>(shared.out);
-  gated_norm<DIM>(finished, load_head<DIM>(layer.norm), load_head<DIM>(shared.gate), layer.epsilon);
+  gated_norm<DIM>(finished, load_head<DIM>(shared.factor), layer.epsilon);
   u64 head_of_row = (u64)span.first_row * layer.value_heads + head;
   store_output<DIM>(finished, head_of_row, out, codes, scales, thread_index() < Head<DIM>::LANES);
 }

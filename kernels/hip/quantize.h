@@ -25,11 +25,13 @@ DEVICE void quantize_quad(const f32x4& x, i8* codes, InputCell* scales, u64 quad
   float largest = bit_cast<float>(bits);
   bool finite = bits < 0x7f800000u;
   bool usable = finite && largest >= 7.888609052210118e-31f;  // 2^-100: smaller scales have no inverse
-  float inverse = 127.0f / largest;
+  // Values of a cell that is not usable count as zeros, without branches: all lanes must reach the shuffles together.
+  u32 kept = usable ? ~0u : 0u;
+  float inverse = 127.0f / (usable ? largest : 1.0f);
   u32 packed = 0;
   i32 sum = 0;
   for (u32 i = 0; i < 4; i++) {
-    i32 code = usable ? (i32)nearest(x.v[i] * inverse) : 0;
+    i32 code = (i32)nearest(bit_cast<float>(bit_cast<u32>(x.v[i]) & kept) * inverse);
     packed |= ((u32)code & 0xffu) << 8 * i;
     sum += code;
   }

@@ -5,7 +5,7 @@
 // than 4 * KEPT values a thread are read again.
 #include "quantize.h"
 
-static constexpr u32 KEPT = 4;  // quads that a thread holds
+static constexpr u32 KEPT = 2;  // quads that a thread holds
 
 struct Part {
   f32x4 x[KEPT], weight[KEPT];
@@ -52,6 +52,7 @@ KERNEL(rms_norm, 1024, const float* x, const u32* rows, const float* weight, flo
   float squares = 0.0f;
   for (u32 first = 0; first < quads; first += step) {
     load_part(part, from, weight, first, width);
+    UNROLL(KEPT)
     for (u32 i = 0; i < KEPT; i++) {
       for (u32 j = 0; j < 4; j++) squares = fused_multiply_add(part.x[i].v[j], part.x[i].v[j], squares);
     }
@@ -59,6 +60,7 @@ KERNEL(rms_norm, 1024, const float* x, const u32* rows, const float* weight, flo
   float scale = reciprocal_square_root(block_sum(squares) / (float)width + epsilon);
   for (u32 first = 0; first < quads; first += step) {
     if (quads > step) load_part(part, from, weight, first, width);
+    UNROLL(KEPT)
     for (u32 i = 0; i < KEPT; i++) {
       for (u32 j = 0; j < 4; j++) part.x[i].v[j] = part.x[i].v[j] * scale * part.weight[i].v[j];
       u32 quad = quad_of(first, i);

@@ -13,8 +13,10 @@ entries!(ArgmaxEntries: "argmax" { argmax });
 const BLOCK: usize = 256;
 /// Neighbouring values that a thread takes together.
 const QUAD: usize = 4;
-/// Fewest and most threads of a norm's block: one for four values between them. Part of the order of its sum.
-const NORM_BLOCKS: [usize; 2] = [64, 512];
+/// Values that a thread of a norm keeps in registers, and the fewest and most threads of its block. Parts of the order of its
+/// sum.
+const NORM_KEPT: usize = 2 * QUAD;
+const NORM_BLOCKS: [usize; 2] = [64, 1024];
 
 /// Which dimensions of the rotated part form a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,7 +105,7 @@ impl Kernels {
             epsilon.into(),
         ];
         let [least, most] = NORM_BLOCKS;
-        let block = width.div_ceil(QUAD).next_multiple_of(least).min(most) as u32;
+        let block = width.div_ceil(NORM_KEPT).next_multiple_of(least).min(most) as u32;
         queue(stream, &self.norm.rms_norm, Launch::linear(check.number("rows", rows.count)?, block), &args)
     }
 

@@ -9,6 +9,7 @@ pub mod delta_net;
 pub mod numbers;
 pub mod operations;
 pub mod products;
+pub mod speed;
 
 use bytemuck::Pod;
 use spillway_kernels::formats::Format;
