@@ -11,7 +11,7 @@ struct alignas(16) Shared {
   float qkv[3 * DIM];
   float factor[DIM];  // of the norm: weight * silu(gate)
   float out[DIM];
-  float decay, strength, overlap;
+  Scalars scalars;
 };
 
 template <u32 DIM>
@@ -47,9 +47,9 @@ DEVICE void prepare(Shared<DIM>& shared, const Layer<DIM>& layer, float* history
     } else if (part == 3) {
       shared.factor[at] = layer.norm[at] * silu(layer.gate[head_of_row * DIM + at]);
     } else if (at == 0) {
-      shared.decay = decay_of(layer.gates, head_of_row, head);
+      shared.scalars.decay = decay_of(layer.gates, head_of_row, head);
     } else {
-      shared.strength = strength_of(layer.gates, head_of_row);
+      shared.scalars.strength = strength_of(layer.gates, head_of_row);
     }
   }
 }
@@ -57,14 +57,12 @@ DEVICE void prepare(Shared<DIM>& shared, const Layer<DIM>& layer, float* history
 // Norms of the query and the key, by the first wave: its groups of lanes all do the same.
 template <u32 DIM>
 DEVICE void normalize(Shared<DIM>& shared, float epsilon) {
-  Head<DIM> q = load_head<DIM>(shared.qkv), k = load_head<DIM>(shared.qkv + DIM);
-  normalize_head<DIM>(q, true, epsilon);
-  normalize_head<DIM>(k, false, epsilon);
-  float overlap = head_dot<DIM>(k, q);
+  Head<DIM> q = load_vector<Head<DIM>>(shared.qkv), k = load_vector<Head<DIM>>(shared.qkv + DIM);
+  float overlap = normalize_pair<DIM>(q, k, epsilon);
   if (thread_index() >= Head<DIM>::LANES) return;
-  store_head<DIM>(shared.qkv, q);
-  store_head<DIM>(shared.qkv + DIM, k);
-  shared.overlap = overlap;
+  store_vector(shared.qkv, q);
+  store_vector(shared.qkv + DIM, k);
+  shared.scalars.overlap = overlap;
 }
 
 template <u32 DIM>
@@ -73,7 +71,7 @@ DEVICE void delta_step(const Layer<DIM>& layer, float* history, float* matrix, c
   SHARED_ARRAY(Shared<DIM>, of_block, 1);
   Shared<DIM>& shared = *of_block;
   SpanMeta span = spans[block_index_x()];
-  u32 head = block_index_y(), value = thread_index() / Head<DIM>::LANES * STATE_ROWS;
+  u32 head = block_index_y(), value = thread_index() / Keys<DIM>::LANES * STATE_ROWS;
   float* home = matrix + (((u64)span.slot * layer.value_heads + head) * DIM + value) * DIM;
   State<DIM> state;
   load_state<DIM>(state, home, span.reset != 0);
@@ -82,21 +80,21 @@ DEVICE void delta_step(const Layer<DIM>& layer, float* history, float* matrix, c
   if (wave_index() == 0) normalize<DIM>(shared, layer.epsilon);
   block_barrier();
   const float* v = shared.qkv + 2 * DIM + value;
-  Token<DIM> token{load_head<DIM>(shared.qkv), load_head<DIM>(shared.qkv + DIM),
-                   {v[0], v[1]}, shared.decay, shared.strength, shared.overlap};
+  Token<DIM> token{load_vector<Keys<DIM>>(shared.qkv), load_vector<Keys<DIM>>(shared.qkv + DIM), {v[0], v[1]},
+                   shared.scalars};
   Output output = advance<DIM>(state, token);
   if (output.mine) shared.out[value + output.row] = output.value;
   store_state<DIM>(home, state);
   block_barrier();
   if (wave_index() != 0) return;
-  Head<DIM> finished = load_head<DIM>(shared.out);
-  gated_norm<DIM>(finished, load_head<DIM>(shared.factor), layer.epsilon);
+  Head<DIM> finished = load_vector<Head<DIM>>(shared.out);
+  gated_norm<DIM>(finished, load_vector<Head<DIM>>(shared.factor), layer.epsilon);
   u64 head_of_row = (u64)span.first_row * layer.value_heads + head;
   store_output<DIM>(finished, head_of_row, out, codes, scales, thread_index() < Head<DIM>::LANES);
 }
 
 #define DELTA_STEP_KERNEL(name, DIM)                                                                                     \
-  KERNEL(name, DIM / STATE_ROWS * Head<DIM>::LANES, const float* inputs, float* history, const float* weights,           \
+  KERNEL(name, DIM / STATE_ROWS * Keys<DIM>::LANES, const float* inputs, float* history, const float* weights,           \
          const float* alpha, const float* beta, const float* rate, const float* bias, const float* gate,                 \
          const float* norm, float* matrix, const RowMeta* meta, const SpanMeta* spans, float* out, i8* codes,            \
          InputCell* scales, u32 key_heads, u32 value_heads, u32 taps, float epsilon) {                                   \

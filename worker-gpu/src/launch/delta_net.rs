@@ -10,9 +10,11 @@ const STEP_HEAD_DIMS: [usize; 3] = [32, 64, 128];
 /// Threads of a block of the recurrence, and of one that finishes outputs.
 const RULE_BLOCK: usize = 128;
 const FINISH_BLOCK: usize = 256;
-/// Rows of the state that a group of lanes holds, and most lanes of a group (four keys each, or more).
+/// Rows of the state that a group of lanes holds, and most lanes of such a group and of one that norms a head; a lane has four
+/// values or more.
 const STATE_ROWS: usize = 2;
-const MAX_LANES: usize = 16;
+const MAX_STATE_LANES: usize = 16;
+const MAX_NORM_LANES: usize = 32;
 /// Most taps of the convolution.
 const MAX_TAPS: usize = 8;
 /// Most rows that a block of the convolution takes, and blocks per head from which on it takes more than one.
@@ -60,12 +62,17 @@ impl DeltaNetDims {
 
     /// Bytes of working memory for steps of `rows` rows.
     pub fn scratch_bytes(self, rows: usize) -> usize {
-        rows * (self.channels() + 2 * self.value_heads) * size_of::<f32>()
+        rows * (self.channels() + self.gates()) * size_of::<f32>()
     }
 
-    /// Lanes that share a head's vector.
-    fn lanes(self) -> usize {
-        (self.head_dim / 4).min(MAX_LANES)
+    /// Lanes that share a row of the state.
+    fn state_lanes(self) -> usize {
+        (self.head_dim / 4).min(MAX_STATE_LANES)
+    }
+
+    /// Decay and strength of every value head, overlap of every key head.
+    fn gates(self) -> usize {
+        2 * self.value_heads + self.key_heads
     }
 
     /// Values of a row of outputs.
@@ -130,7 +137,7 @@ struct Step<'a> {
     spans: usize,
     /// `[rows, channels]`, convolved and normed.
     convolved: DeviceSlice,
-    /// `[rows, value_heads]` decays, then as many strengths.
+    /// `[rows, value_heads]` decays, then as many strengths, then `[rows, key_heads]` overlaps of query and key.
     gates: DeviceSlice,
 }
 
@@ -160,7 +167,7 @@ impl Kernels {
         check.holds::<u8>("scratch", buffers.scratch, dims.scratch_bytes(rows))?;
         let convolved_bytes = rows * dims.channels() * size_of::<f32>();
         let convolved = buffers.scratch.part(0, convolved_bytes)?;
-        let gates_bytes = rows * 2 * dims.value_heads * size_of::<f32>();
+        let gates_bytes = rows * dims.gates() * size_of::<f32>();
         let gates = buffers.scratch.part(convolved_bytes, gates_bytes)?;
         let step = Step { check, layer, buffers, rows, spans, convolved, gates };
         if rows == spans && STEP_HEAD_DIMS.contains(&dims.head_dim) {
@@ -200,7 +207,7 @@ impl Kernels {
             dims.epsilon.into(),
         ];
         let grid = [check.number("rows", rows)?, check.number("value heads", dims.value_heads)?, 1];
-        let block = (dims.head_dim / STATE_ROWS * dims.lanes()) as u32;
+        let block = (dims.head_dim / STATE_ROWS * dims.state_lanes()) as u32;
         let StepEntries { delta_step_32, delta_step_64, delta_step_128 } = &self.delta_step;
         let function = [delta_step_32, delta_step_64, delta_step_128][dims.kernel()];
         queue(stream, function, Launch { grid, block, shared_bytes: 0 }, &args)
@@ -232,9 +239,10 @@ impl Kernels {
             (run as u32).into(),
             dims.epsilon.into(),
         ];
-        let heads_and_gates = 2 * dims.key_heads + dims.value_heads + 1;
-        let grid = [check.number("rows", rows.div_ceil(run))?, check.number("heads", heads_and_gates)?, 1];
-        let block = dims.head_dim.max(64) as u32;
+        // Two heads a block, and one block more for the gates.
+        let blocks = dims.key_heads + dims.value_heads.div_ceil(2) + 1;
+        let grid = [check.number("rows", rows.div_ceil(run))?, check.number("heads", blocks)?, 1];
+        let block = 2 * dims.head_dim as u32;
         let Entries { delta_conv_32, delta_conv_64, delta_conv_128, delta_conv_256, .. } = &self.delta_net;
         let function = [delta_conv_32, delta_conv_64, delta_conv_128, delta_conv_256][dims.kernel()];
         queue(stream, function, Launch { grid, block, shared_bytes: 0 }, &args)
@@ -259,7 +267,7 @@ impl Kernels {
             check.number("value heads", dims.value_heads)?.into(),
             check.number("taps", dims.taps)?.into(),
         ];
-        let state_rows = RULE_BLOCK / dims.lanes() * STATE_ROWS;
+        let state_rows = RULE_BLOCK / dims.state_lanes() * STATE_ROWS;
         let grid = [
             check.number("spans", spans)?,
             check.number("value heads", dims.value_heads)?,
@@ -285,7 +293,8 @@ impl Kernels {
             check.number("heads", heads)?.into(),
             dims.epsilon.into(),
         ];
-        let blocks = check.number("heads", (heads * dims.lanes()).div_ceil(FINISH_BLOCK))?;
+        let lanes = (dims.head_dim / 4).min(MAX_NORM_LANES);
+        let blocks = check.number("heads", (heads * lanes).div_ceil(FINISH_BLOCK))?;
         let Entries { delta_finish_32, delta_finish_64, delta_finish_128, delta_finish_256, .. } =
             &self.delta_net;
         let function = [delta_finish_32, delta_finish_64, delta_finish_128, delta_finish_256][dims.kernel()];
