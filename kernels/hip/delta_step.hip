@@ -70,12 +70,13 @@ DEVICE void delta_step(const Layer<DIM>& layer, float* history, float* matrix, c
                        const SpanMeta* spans, float* out, i8* codes, InputCell* scales) {
   SHARED_ARRAY(Shared<DIM>, of_block, 1);
   Shared<DIM>& shared = *of_block;
-  SpanMeta span = spans[block_index_x()];
+  u32 row = block_index_x();  // and span
+  SpanMeta span = spans[row];
   u32 head = block_index_y(), value = thread_index() / Keys<DIM>::LANES * STATE_ROWS;
   float* home = matrix + (((u64)span.slot * layer.value_heads + head) * DIM + value) * DIM;
   State<DIM> state;
   load_state<DIM>(state, home, span.reset != 0);
-  prepare<DIM>(shared, layer, history, ConvolutionRow{span.first_row, 0, meta[span.first_row].position, span.slot}, head);
+  prepare<DIM>(shared, layer, history, ConvolutionRow{row, 0, meta[row].position, span.slot}, head);
   block_barrier();
   if (wave_index() == 0) normalize<DIM>(shared, layer.epsilon);
   block_barrier();
@@ -89,7 +90,7 @@ DEVICE void delta_step(const Layer<DIM>& layer, float* history, float* matrix, c
   if (wave_index() != 0) return;
   Head<DIM> finished = load_vector<Head<DIM>>(shared.out);
   gated_norm<DIM>(finished, load_vector<Head<DIM>>(shared.factor), layer.epsilon);
-  u64 head_of_row = (u64)span.first_row * layer.value_heads + head;
+  u64 head_of_row = (u64)row * layer.value_heads + head;
   store_output<DIM>(finished, head_of_row, out, codes, scales, thread_index() < Head<DIM>::LANES);
 }
 

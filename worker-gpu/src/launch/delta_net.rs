@@ -142,8 +142,8 @@ struct Step<'a> {
 }
 
 impl Kernels {
-    /// Runs a DeltaNet layer over the step's rows and updates the states of the spans' slots. Every span has at least one
-    /// row.
+    /// Runs a DeltaNet layer over the step's rows and updates the states of the spans' slots. Every row belongs to a span, every
+    /// span has at least one, and spans come in the order of their rows.
     ///
     /// # Errors
     /// See [`Kernels::rms_norm`]; sizes that the kernels cannot handle.
