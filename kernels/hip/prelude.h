@@ -88,17 +88,16 @@ DEVICE float wave_max(float value) {
   return value;
 }
 
-// Sum over the block, in every thread: the waves' sums added in the order of the waves. The barrier in front lets a
-// kernel call it twice.
+// Sum over the block, in every thread: a butterfly over the sums of the waves. The barrier in front lets a kernel call it
+// twice.
 DEVICE float block_sum(float value) {
   SHARED_ARRAY(float, of_wave, 1024 / WAVE);
   value = wave_sum(value);
+  if (block_threads() == WAVE) return value;
   block_barrier();
   if (lane_index() == 0) of_wave[wave_index()] = value;
   block_barrier();
-  float sum = of_wave[0];
-  for (u32 wave = 1; wave < block_threads() / WAVE; wave++) sum += of_wave[wave];
-  return sum;
+  return wave_sum(lane_index() < block_threads() / WAVE ? of_wave[lane_index()] : 0.0f);
 }
 
 DEVICE float to_f32(bf16 value) { return bit_cast<float>((u32)value.bits << 16); }
@@ -121,11 +120,11 @@ static constexpr float LN2_HIGH = 0.693145751953125f;  // 16 significant bits: n
 static constexpr float LN2_LOW = 1.42860682030941723e-6f;
 
 // e^x within 1 ulp (2 for denormal results): x = n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of e^r, whose
-// first omitted term is below 6e-9.
+// first omitted term is below 6e-9. Without branches, so that several of them overlap: beyond the ends of the range the
+// last product overflows, or rounds to zero, by itself, and a NaN passes through all of it.
 DEVICE float exp_f32(float x) {
-  if (!(x == x)) return x;
-  if (x > 88.7228394f) return infinity();
-  if (x < -103.972084f) return 0.0f;
+  x = x > 89.0f ? 89.0f : x;
+  x = x < -104.0f ? -104.0f : x;
   float n = nearest(x * 1.44269504f);
   float r = fused_multiply_add(-n, LN2_LOW, fused_multiply_add(-n, LN2_HIGH, x));
   float p = 1.0f / 5040.0f;
@@ -136,7 +135,7 @@ DEVICE float exp_f32(float x) {
   p = fused_multiply_add(p, r, 0.5f);
   p = fused_multiply_add(p, r, 1.0f);
   p = fused_multiply_add(p, r, 1.0f);
-  i32 exponent = (i32)n;
+  i32 exponent = n == n ? (i32)n : 0;
   i32 half = exponent / 2;  // in two factors, since 2^n alone leaves the range of floats at both ends
   return p * power_of_two(half) * power_of_two(exponent - half);
 }

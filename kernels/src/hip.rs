@@ -46,6 +46,8 @@ pub const HEADERS: &[DeviceHeader] = headers![
     "step.h",
     "formats.h",
     "matmul.h",
+    "quantize.h",
+    "delta_net.h",
     "gemm.h",
     "target_amd.h",
     "target_nvidia.h",
@@ -57,7 +59,7 @@ pub const HEADERS: &[DeviceHeader] = headers![
 pub const SOURCES: &[DeviceSource<'static>] = sources![
     "residual_add": ["residual_add"],
     "rms_norm": ["rms_norm"],
-    "rows": ["silu_mul", "sigmoid_mul", "split_heads", "gather_rows", "rope_halves", "rope_adjacent"],
+    "rows": ["silu_mul", "sigmoid_mul", "split_heads", "rope_halves", "rope_adjacent"],
     "quantize_rows": ["quantize_rows"],
     "argmax": ["argmax"],
     "attention": [
@@ -69,10 +71,11 @@ pub const SOURCES: &[DeviceSource<'static>] = sources![
         "attend_fold"
     ],
     "delta_net": [
-        "delta_conv", "delta_remember", "delta_gates",
+        "delta_conv_32", "delta_conv_64", "delta_conv_128", "delta_conv_256",
         "delta_rule_32", "delta_rule_64", "delta_rule_128", "delta_rule_256",
-        "delta_gated_norm"
+        "delta_finish_32", "delta_finish_64", "delta_finish_128", "delta_finish_256"
     ],
+    "delta_step": ["delta_step_32", "delta_step_64", "delta_step_128"],
     "matmul_f32": ["matvec_f32_1", "matvec_f32_2", "matvec_f32_4", "matvec_f32_8", "embed_f32"],
     "matmul_f16": ["matvec_f16_1", "matvec_f16_2", "matvec_f16_4", "matvec_f16_8", "embed_f16"],
     "matmul_bf16": ["matvec_bf16_1", "matvec_bf16_2", "matvec_bf16_4", "matvec_bf16_8", "embed_bf16"],

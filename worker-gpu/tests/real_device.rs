@@ -14,7 +14,7 @@
 
 mod common;
 
-use common::{Bench, PRELUDE_CHECK, cases, nvrtc_child_command};
+use common::{Bench, PRELUDE_CHECK, cases, nvrtc_child_command, speed};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use spillway_kernels::device_layout::DeviceLayout;
 use spillway_kernels::formats::Format;
@@ -249,6 +249,16 @@ fn speed_of_products() {
             );
         }
     }
+}
+
+/// How fast norms, quantisation, activations and DeltaNet layers are.
+#[test]
+#[ignore = "needs a GPU"]
+fn speed_of_operations() {
+    let compiler = compiler();
+    let bench = Bench::open(&provider(), &compiler).unwrap();
+    speed::rows(&bench);
+    speed::delta_net(&bench);
 }
 
 /// Environment variable with which [`ipc_child`] gets a handle: hexadecimal bytes, then the length.

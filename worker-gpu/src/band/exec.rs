@@ -7,7 +7,7 @@ use super::plan::{AttentionBufs, DeltaNetBufs, Op, Part, reads_int8};
 use crate::hip::{Arena, DeviceSlice, HipError, Stream};
 use crate::launch::{
     Attention, AttentionBuffers, DeltaNet, DeltaNetBuffers, Inputs, Int8Rows, Kernels, KvCache, LaunchError,
-    Matrix, Output,
+    Matrix, NormRows, Output,
 };
 use spillway_model::program::{Buf, RESIDUAL};
 use spillway_worker::fuse::Target;
@@ -62,12 +62,14 @@ impl Step<'_> {
         let buffer = |buf: Buf| self.scratch.buffer(buf);
         let width = |buf: Buf| widths[usize::from(buf.0)];
         match op {
-            Op::Norm { src, dst, weight, eps } => {
-                kernels.rms_norm(stream, buffer(*src), *weight, buffer(*dst), tokens, width(*src), *eps)?;
+            Op::Norm { src, dst, norm, int8 } => {
+                let int8 = int8.then(|| self.int8(norm.width)).transpose()?;
+                let (x, out) = (buffer(*src), buffer(*dst));
+                kernels.rms_norm(stream, norm, &NormRows { count: tokens, x, indices: None, out, int8 })?;
             }
-            Op::HeadNorm { buf, head_dim, weight, eps } => {
-                let (memory, heads) = (buffer(*buf), width(*buf) / head_dim);
-                kernels.rms_norm(stream, memory, *weight, memory, tokens * heads, *head_dim, *eps)?;
+            Op::HeadNorm { buf, norm } => {
+                let (x, count) = (buffer(*buf), tokens * width(*buf) / norm.width);
+                kernels.rms_norm(stream, norm, &NormRows { count, x, indices: None, out: x, int8: None })?;
             }
             Op::SplitHeads { src, first, second, head_dim } => {
                 let heads = tokens * width(*first) / head_dim;
@@ -87,24 +89,39 @@ impl Step<'_> {
             Op::Residual { src } => {
                 kernels.add(stream, buffer(RESIDUAL), buffer(*src), tokens * width(RESIDUAL))?;
             }
-            Op::Project { src, parts } => {
-                let inputs = self.inputs(buffer(*src), parts.iter().map(|part| &part.weight))?;
+            Op::Project { src, ready, parts } => {
+                let inputs = self.inputs(buffer(*src), *ready, parts.iter().map(|part| &part.weight))?;
                 parts.iter().try_for_each(|part| self.part(part, &inputs))?;
             }
-            Op::Mlp { src, gate, up, down } => self.mlp(buffer(*src), [gate, up], down)?,
+            Op::Mlp { src, ready, gate, up, down } => {
+                self.mlp(buffer(*src), *ready, [gate, up], down)?;
+            }
             Op::Attention { bufs, layer, cache } => self.attention(bufs, layer, cache)?,
-            Op::DeltaNet { bufs, layer } => self.delta_net(bufs, layer)?,
+            Op::DeltaNet { bufs, layer, int8 } => self.delta_net(bufs, layer, *int8)?,
         }
         Ok(())
     }
 
-    /// Prepares the common input of matrices in the forms that they read.
-    pub fn inputs<'m>(
+    /// The scratch for 8-bit inputs, as the step's rows of `cols` columns.
+    fn int8(&self, cols: usize) -> Result<Int8Rows, LaunchError> {
+        Int8Rows::new(self.scratch.int8, self.tokens, cols)
+    }
+
+    /// Prepares the common input of matrices in the forms that they read; `ready` when its 8-bit form is in the scratch.
+    fn inputs<'m>(
         &self,
         src: DeviceSlice,
-        weights: impl Iterator<Item = &'m Matrix>,
+        ready: bool,
+        mut weights: impl Iterator<Item = &'m Matrix>,
     ) -> Result<Prepared, LaunchError> {
-        prepare(self.kernels, self.stream, self.scratch, src, self.tokens, weights)
+        let Some(weight) = weights.find(|weight| reads_int8(weight)) else {
+            return Ok(Prepared { values: src, int8: None });
+        };
+        let int8 = self.int8(weight.cols())?;
+        if !ready {
+            self.kernels.quantize_rows(self.stream, src, &int8)?;
+        }
+        Ok(Prepared { values: src, int8: Some(int8) })
     }
 
     fn part(&self, part: &Part, inputs: &Prepared) -> Result<(), LaunchError> {
@@ -116,14 +133,20 @@ impl Step<'_> {
         self.kernels.matmul(self.stream, &part.weight, inputs, self.tokens, output.with_bias(part.bias))
     }
 
-    fn mlp(&self, src: DeviceSlice, gate_up: [&Matrix; 2], down: &Part) -> Result<(), LaunchError> {
-        let inputs = self.inputs(src, gate_up.into_iter())?;
+    fn mlp(
+        &self,
+        src: DeviceSlice,
+        ready: bool,
+        gate_up: [&Matrix; 2],
+        down: &Part,
+    ) -> Result<(), LaunchError> {
+        let inputs = self.inputs(src, ready, gate_up.into_iter())?;
         for (weight, to) in gate_up.into_iter().zip(self.scratch.hidden) {
             self.kernels.matmul(self.stream, weight, inputs.of(weight), self.tokens, Output::store(to))?;
         }
         let [gated, upper] = self.scratch.hidden;
         self.kernels.silu_mul(self.stream, gated, upper, self.tokens * gate_up[0].rows())?;
-        let inputs = self.inputs(gated, std::iter::once(&down.weight))?;
+        let inputs = self.inputs(gated, false, std::iter::once(&down.weight))?;
         self.part(down, &inputs)
     }
 
@@ -142,7 +165,7 @@ impl Step<'_> {
         self.kernels.attention(self.stream, layer, cache, &buffers, self.tokens, self.context)
     }
 
-    fn delta_net(&self, bufs: &DeltaNetBufs, layer: &DeltaNet) -> Result<(), LaunchError> {
+    fn delta_net(&self, bufs: &DeltaNetBufs, layer: &DeltaNet, int8: bool) -> Result<(), LaunchError> {
         let buffer = |buf: Buf| self.scratch.buffer(buf);
         let buffers = DeltaNetBuffers {
             qkv: buffer(bufs.qkv),
@@ -150,6 +173,7 @@ impl Step<'_> {
             alpha: buffer(bufs.alpha),
             beta: buffer(bufs.beta),
             out: buffer(bufs.dst),
+            int8: int8.then(|| self.int8(layer.dims.value_heads * layer.dims.head_dim)).transpose()?,
             row_meta: self.placed.row_meta,
             span_meta: self.placed.span_meta,
             scratch: self.scratch.delta_net,
@@ -160,8 +184,8 @@ impl Step<'_> {
 
 /// The input of matrices, in the forms in which any of them reads it.
 pub(super) struct Prepared {
-    values: DeviceSlice,
-    int8: Option<Int8Rows>,
+    pub values: DeviceSlice,
+    pub int8: Option<Int8Rows>,
 }
 
 impl Prepared {
@@ -172,24 +196,4 @@ impl Prepared {
             _ => Inputs::F32(self.values),
         }
     }
-}
-
-/// Prepares `rows` rows at `src` for matrices of one width.
-pub(super) fn prepare<'m>(
-    kernels: &Kernels,
-    stream: &Stream,
-    scratch: &Scratch,
-    src: DeviceSlice,
-    rows: usize,
-    weights: impl Iterator<Item = &'m Matrix>,
-) -> Result<Prepared, LaunchError> {
-    let mut prepared = Prepared { values: src, int8: None };
-    for weight in weights.filter(|weight| reads_int8(weight)) {
-        if prepared.int8.is_none() {
-            let int8 = Int8Rows::new(scratch.int8, rows, weight.cols())?;
-            kernels.quantize_rows(stream, src, &int8)?;
-            prepared.int8 = Some(int8);
-        }
-    }
-    Ok(prepared)
 }

@@ -12,7 +12,7 @@ const MAX_ATTENTION_SCRATCH: usize = 64 << 20;
 pub(super) const UPLOAD_PIECE: usize = 16 << 20;
 pub(super) const UPLOAD_PIECES: usize = 3;
 
-/// What decides the scratch of one layer.
+/// What decides the scratch of one layer, or of several together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LayerNeeds {
     /// Width of each buffer in f32 values per token, the residual first.
@@ -25,6 +25,8 @@ pub struct LayerNeeds {
     attention: usize,
     /// Bytes of DeltaNet scratch per row.
     delta_net: usize,
+    /// Bytes of state per sequence beyond what the program says a layer keeps: the convolution's history has a place more.
+    more_state: usize,
 }
 
 impl LayerNeeds {
@@ -43,7 +45,9 @@ impl LayerNeeds {
                     needs.attention = needs.attention.max(bytes);
                 }
                 Step::DeltaNet { spec, .. } => {
-                    needs.delta_net = needs.delta_net.max(delta_net_dims(spec).scratch_bytes(1));
+                    let dims = delta_net_dims(spec);
+                    needs.delta_net = needs.delta_net.max(dims.scratch_bytes(1));
+                    needs.more_state += dims.channels() * size_of::<f32>();
                 }
                 _ => {}
             }
@@ -60,6 +64,7 @@ impl LayerNeeds {
         self.widest_input = self.widest_input.max(other.widest_input);
         self.attention = self.attention.max(other.attention);
         self.delta_net = self.delta_net.max(other.delta_net);
+        self.more_state += other.more_state; // layers share scratch, not state
     }
 }
 
@@ -146,12 +151,13 @@ impl Needs {
         }
     }
 
-    /// Bytes of device memory.
+    /// Bytes of device memory beside weights, KV cache and the states that the program counts.
     pub fn scratch_bytes(&self) -> u64 {
         let ScratchBytes { buffers, hidden, int8, attention, delta_net, facts, gathered, logits } =
             self.scratch();
         let buffers: usize = buffers.iter().sum();
-        (buffers + 2 * hidden + int8 + attention + delta_net + facts + gathered + logits) as u64
+        let more_state = self.widest.more_state * self.limits.max_sequences;
+        (buffers + 2 * hidden + int8 + attention + delta_net + facts + gathered + logits + more_state) as u64
     }
 
     /// Bytes of page-locked host memory.

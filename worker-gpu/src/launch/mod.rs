@@ -23,7 +23,7 @@ pub use attention::{Attention, AttentionBuffers, KvCache, KvElement, PARTITION};
 pub use delta_net::{DeltaNet, DeltaNetBuffers, DeltaNetDims};
 pub use error::LaunchError;
 pub use matmul::{Inputs, Int8Rows, Matrix, Output};
-pub use rows::{Pairing, Rope};
+pub use rows::{Norm, NormRows, Pairing, Rope};
 
 use crate::compile::{Arch, KernelCompiler};
 use crate::hip::{Arg, Device, DeviceSlice, Function, Launch, Module, Stream};
@@ -66,6 +66,7 @@ pub struct Kernels {
     argmax: rows::ArgmaxEntries,
     attention: attention::Entries,
     delta_net: delta_net::Entries,
+    delta_step: delta_net::StepEntries,
     matmul: BTreeMap<Format, matmul::Entries>,
     compute_units: usize,
     matrix_units: bool,
@@ -89,6 +90,7 @@ impl Kernels {
             argmax: rows::ArgmaxEntries::load(&loader)?,
             attention: attention::Entries::load(&loader)?,
             delta_net: delta_net::Entries::load(&loader)?,
+            delta_step: delta_net::StepEntries::load(&loader)?,
             matmul: matmul.collect::<Result<_, LaunchError>>()?,
             compute_units: device.info().compute_units as usize,
             matrix_units,
@@ -157,6 +159,14 @@ impl Check {
             return Err(LaunchError::Size { operation: self.0, what, got: slice.len(), want });
         }
         Ok(slice.into())
+    }
+
+    /// Codes and scales of an 8-bit form of `rows` rows of `cols`, or nothing.
+    fn int8(self, form: Option<&Int8Rows>, rows: usize, cols: usize) -> Result<[Arg; 2], LaunchError> {
+        let Some(form) = form else { return Ok([optional(None), optional(None)]) };
+        self.rule(form.cols() == cols, "columns of the 8-bit form", form.cols(), "those of the rows")?;
+        self.rule(form.rows() >= rows, "rows of the 8-bit form", form.rows(), "as many as are written")?;
+        Ok([form.codes().into(), form.scales().into()])
     }
 
     /// A dimension as kernels take it.

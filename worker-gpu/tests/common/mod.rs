@@ -5,9 +5,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a step that fails is a test that fails")]
 
 pub mod cases;
+pub mod delta_net;
 pub mod numbers;
 pub mod operations;
 pub mod products;
+pub mod speed;
 
 use bytemuck::Pod;
 use spillway_kernels::formats::Format;
