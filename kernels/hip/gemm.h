@@ -28,7 +28,7 @@ struct Shape {
   static_assert(TEAMS == 1 || TEAM_THREADS == WAVE, "a team can wait for its threads");
 };
 
-// What scales the sums of a row, and of a token, in one cell.
+// What scales the sums of a row in one cell.
 template <u32 N>
 struct alignas(4 * N) Facts {
   float of[N];
@@ -37,12 +37,12 @@ struct alignas(4 * N) Facts {
 // A stage of a team in shared memory: rows of pieces as mma.h loads them.
 template <class F, class S>
 struct alignas(32) Stage {
-  typedef Facts<F::RUNS*(F::HAS_MINS ? 2 : 1)> Row;               // scales of the runs, then their mins
-  typedef Facts<!F::HAS_MINS ? 1 : F::RUNS == 1 ? 2 : 4> Token;  // the scale; for mins, minus the sums of the runs
+  typedef Facts<F::RUNS*(F::HAS_MINS ? 2 : 1)> Row;             // scales of the runs, then their mins
+  static constexpr u32 TOKEN_FACTS = F::HAS_MINS ? 1 + F::RUNS : 1;  // the scale; for mins, minus the sums of the runs
   i32x4 weights[S::ROWS * S::PIECES];
   i32x4 inputs[S::TOKENS * S::PIECES];
   Row rows[S::CELLS][S::ROWS];
-  Token tokens[S::CELLS][S::TOKENS];
+  float tokens[S::CELLS][TOKEN_FACTS][S::TOKENS];
 };
 
 // A thread's share of the next stage, on its way from global memory: every TEAM_THREADS-th row of a cell, piece, and cell of
@@ -77,13 +77,15 @@ DEVICE void fetch(const Product& p, u32 thread, u32 first, Ahead<F, S>& ahead) {
     u32 share = thread + i * S::TEAM_THREADS;
     u32 token = smaller(block_index_y() * S::TOKENS + share / S::PIECES, p.tokens - 1);
     u32 piece = smaller(first * 2 + share % S::PIECES, cells * 2 - 1);
-    ahead.pieces[i] = static_cast<const i32x4*>(p.x)[(u64)token * cells * 2 + piece];
+    const i32x4* of_token = static_cast<const i32x4*>(p.x) + (u64)token * cells * 2;
+    ahead.pieces[i] = of_token[piece];
   }
   UNROLL(8)
   for (u32 i = 0; i < Ahead<F, S>::TOKENS; i++) {
     u32 share = thread + i * S::TEAM_THREADS;
     u32 token = smaller(block_index_y() * S::TOKENS + share / S::CELLS, p.tokens - 1);
-    ahead.inputs[i] = p.scales[(u64)token * cells + smaller(first + share % S::CELLS, cells - 1)];
+    const InputCell* of_token = p.scales + (u64)token * cells;
+    ahead.inputs[i] = of_token[smaller(first + share % S::CELLS, cells - 1)];
   }
 }
 
@@ -118,14 +120,13 @@ DEVICE void store(u32 thread, const Ahead<F, S>& ahead, Stage<F, S>& stage) {
     u32 share = thread + i * S::TEAM_THREADS;
     if (Ahead<F, S>::ALL_TOKENS % S::TEAM_THREADS != 0 && share >= Ahead<F, S>::ALL_TOKENS) break;
     InputCell input = ahead.inputs[i];
-    typename Stage<F, S>::Token facts;
-    facts.of[0] = input.scale;
+    u32 place = share % S::CELLS, token = share / S::CELLS;
+    stage.tokens[place][0][token] = input.scale;
     if constexpr (F::HAS_MINS) {
       i32 low = (i32)(i16)input.sums, high = (i32)input.sums >> 16;
-      facts.of[1] = (float)-(F::RUNS == 1 ? low + high : low);
-      if constexpr (F::RUNS == 2) facts.of[2] = (float)-high, facts.of[3] = 0.0f;
+      stage.tokens[place][1][token] = (float)-(F::RUNS == 1 ? low + high : low);
+      if constexpr (F::RUNS == 2) stage.tokens[place][2][token] = (float)-high;
     }
-    stage.tokens[share % S::CELLS][share / S::CELLS] = facts;
   }
 }
 
@@ -146,11 +147,14 @@ DEVICE void multiply_cell(const Stage<F, S>& stage, u32 place, MmaSource weights
                           u32 first_row, u32 first_token, float (*sum)[S::TOKEN_TILES][MMA_VALUES]) {
   constexpr u32 TILE_BYTES = MMA_SIDE * S::PIECES * 16;
   MmaI8 x[S::TOKEN_TILES];
-  typename Stage<F, S>::Token tokens[S::TOKEN_TILES][MMA_COLUMNS];
+  constexpr u32 FACTS = Stage<F, S>::TOKEN_FACTS;
+  float tokens[S::TOKEN_TILES][FACTS][MMA_COLUMNS];
   UNROLL(8)
   for (u32 n = 0; n < S::TOKEN_TILES; n++) {
     x[n] = mma_load(inputs, offset + n * TILE_BYTES);
-    mma_load_columns(stage.tokens[place] + first_token + n * MMA_SIDE, tokens[n]);
+    for (u32 fact = 0; fact < FACTS; fact++) {
+      mma_load_columns(stage.tokens[place][fact] + first_token + n * MMA_SIDE, tokens[n][fact]);
+    }
   }
   UNROLL(8)
   for (u32 m = 0; m < S::ROW_TILES; m++) {
@@ -170,7 +174,8 @@ DEVICE void multiply_cell(const Stage<F, S>& stage, u32 place, MmaSource weights
         i32 of_value[F::RUNS];
         for (u32 run = 0; run < F::RUNS; run++) of_value[run] = dots[run].value[i];
         const float* row = rows[mma_value_row(i)].of;
-        const float* token = tokens[n][mma_value_column(i)].of;
+        float token[FACTS];
+        for (u32 fact = 0; fact < FACTS; fact++) token[fact] = tokens[n][fact][mma_value_column(i)];
         sum[m][n][i] = scale_dots<F>(of_value, row, row[0] * -WHOLE, token, sum[m][n][i]);
       }
     }
@@ -286,29 +291,24 @@ DEVICE void gemm(const Product& p) {
   }
 }
 
-// For many tokens, blocks of 128 rows and 64 tokens. A wave of NVIDIA has 64 x 32 of them, so that three blocks' registers
-// fit when the totals, which are used once in a slice, are kept in local memory; the others' have 32 x 32 or, of 64 lanes,
-// 64 x 32. For few tokens or rows, blocks of 32 x 32 with the columns spread over the waves: more waves for the same work.
+// For many tokens, blocks of 128 rows and 64 tokens: 64 x 32 of them, or on RDNA 32 x 32, in the registers of a wave. For few
+// tokens or rows, blocks of 32 rows and 16 tokens with the columns spread over the waves: more waves for the same work.
 #if defined(SPILLWAY_NVIDIA)
 typedef Shape<4, 2, 2, 2, 1, 2> Many;
-static constexpr u32 MANY_TOGETHER = 3;
-#elif defined(SPILLWAY_AMD) && defined(SPILLWAY_MMA_BY_SHUFFLES)
+#elif defined(SPILLWAY_AMD) && defined(SPILLWAY_MMA_BY_SHUFFLES) && WAVE == 32
 typedef Shape<1, 2, 8, 2, 1, 2> Many;  // registers are spent on shuffles
-static constexpr u32 MANY_TOGETHER = 1;
 #else
 typedef Shape<WAVE / 16, 2, 128 / WAVE, 2, 1, 2> Many;
-static constexpr u32 MANY_TOGETHER = 1;
 #endif
-typedef Shape<2, 2, 1, 1, 256 / WAVE, WAVE / 32> Few;
-static constexpr u32 FEW_TOGETHER = 2;
+typedef Shape<2, 1, 1, 1, 256 / WAVE, 2> Few;
 
 // The entry points of a quantised format: those of MATMUL_KERNELS, gemm_many_<name> and gemm_few_<name>.
-#define GEMM_KERNEL(name, Format, Shape, together)                                                                    \
-  KERNEL_TOGETHER(name, Shape::THREADS, together, const u8* weights, const void* x, const InputCell* scales,          \
+#define GEMM_KERNEL(name, Format, Shape)                                                                              \
+  KERNEL_TOGETHER(name, Shape::THREADS, 2, const u8* weights, const void* x, const InputCell* scales,          \
                   float* out, const float* bias, u32 rows, u32 columns, u32 tokens, u32 add) {                        \
     gemm<Format, Shape>(Product{weights, x, scales, out, bias, rows, columns, tokens, add});                          \
   }
 #define QUANT_KERNELS(name, Format)                              \
   MATMUL_KERNELS(name, Format)                                   \
-  GEMM_KERNEL(gemm_many_##name, Format, Many, MANY_TOGETHER)     \
-  GEMM_KERNEL(gemm_few_##name, Format, Few, FEW_TOGETHER)
+  GEMM_KERNEL(gemm_many_##name, Format, Many)     \
+  GEMM_KERNEL(gemm_few_##name, Format, Few)

@@ -38,6 +38,7 @@ DEVICE float add_cell(const QuantCell<F>& weight, const i32* x, InputCell input,
     t = run == 0 ? weight.scale[run] * (float)dot : fused_multiply_add(weight.scale[run], (float)dot, t);
   }
   if constexpr (F::HAS_MINS) {
+    UNROLL(2)
     for (u32 run = 0; run < F::RUNS; run++) t = fused_multiply_add(weight.min[run], (float)-sums[run], t);
   }
   return fused_multiply_add(input.scale, t, y);

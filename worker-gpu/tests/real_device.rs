@@ -75,6 +75,9 @@ fn a_device_describes_itself() {
     assert!(matches!(info.wave, 32 | 64) && info.shared_bytes >= 48 << 10);
 }
 
+/// Bytes of a thread's registers that a compiler may keep in memory: those that are seldom used, of a full set.
+const SPILL_LIMIT: u32 = 32;
+
 #[test]
 #[ignore = "needs a GPU"]
 fn kernels_match_their_references() {
@@ -89,9 +92,7 @@ fn kernels_match_their_references() {
         for entry in source.entries {
             let resources = bench.function(source, entry).resources().unwrap();
             println!("{entry}: {resources:?}");
-            // The totals of a block, used once in a slice, are there on purpose: gemm.h.
-            let allowed = if entry.starts_with("gemm_many_") { 320 } else { 0 };
-            assert!(resources.local_bytes <= allowed, "{entry} spills");
+            assert!(resources.local_bytes <= SPILL_LIMIT, "{entry} spills");
         }
     }
 }

@@ -11,13 +11,15 @@ const GROUPS: [usize; 4] = [1, 2, 4, 8];
 const BLOCK: u32 = 256;
 /// Rows and tokens of a block of the kernels for many tokens: `Many` and `Few` of gemm.h, and those of gemm_floats.h.
 const MANY: (usize, usize) = (128, 64);
-const FEW: (usize, usize) = (32, 32);
+const FEW: (usize, usize) = (32, 16);
 /// Tokens from which matrix units beat passes over quantised weights.
 const FEW_MIN: usize = 9;
 /// Tokens from which large blocks can be worth it.
-const MANY_MIN: usize = 65;
-/// Tokens from which blocks beat passes over floating-point weights.
+const MANY_MIN: usize = 49;
+/// Tokens from which blocks can be worth it for floating-point weights, and are if there is a block for each unit; and from
+/// which they always are.
 const FLOATS_MIN: usize = 24;
+const FLOATS_ALWAYS: usize = 96;
 /// Cells that a thread of the embedding kernel decodes, one each.
 const EMBED_BLOCK: usize = 64;
 
@@ -203,13 +205,15 @@ impl Kernels {
     /// The kernels for a matrix of `rows` rows: large blocks do less for the same, small ones keep more of the device busy.
     fn products_for(&self, format: Format, rows: usize, tokens: usize) -> Products {
         let large_blocks = rows.div_ceil(MANY.0) * tokens.div_ceil(MANY.1);
-        let large = tokens >= MANY_MIN && large_blocks >= self.compute_units;
+        let fills = large_blocks >= self.compute_units;
         match (self.products, format.is_quantised()) {
             (Products::Fitting, true) if !self.matrix_units || tokens < FEW_MIN => Products::RowByRow,
-            (Products::Fitting, true) if large => Products::ManyTokens,
+            (Products::Fitting, true) if tokens >= MANY_MIN && fills => Products::ManyTokens,
             (Products::Fitting, true) => Products::FewTokens,
-            (Products::Fitting, false) if tokens < FLOATS_MIN => Products::RowByRow,
-            (Products::Fitting, false) => Products::ManyTokens,
+            (Products::Fitting, false) if tokens >= FLOATS_ALWAYS || tokens >= FLOATS_MIN && fills => {
+                Products::ManyTokens
+            }
+            (Products::Fitting, false) => Products::RowByRow,
             (chosen, _) => chosen,
         }
     }

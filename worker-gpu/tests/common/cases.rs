@@ -250,9 +250,10 @@ fn mma(bench: &Bench<'_>) {
     let args: Vec<_> = buffers.iter().map(|buffer| buffer.slice().into()).collect();
     bench.launch(&bench.function(&PRELUDE_CHECK, "check_mma"), Launch::linear(1, bench.wave()), &args);
     let (d, d8) = (bench.download::<f32>(&buffers[3]), bench.download::<i32>(&buffers[6]));
-    let product = |a: &[i32], b: &[i32], depth: usize, (row, column): (usize, usize), of: Range<usize>| -> i32 {
-        of.map(|k| a[row * depth + k] * b[column * depth + k]).sum()
-    };
+    let product =
+        |a: &[i32], b: &[i32], depth: usize, (row, column): (usize, usize), of: Range<usize>| -> i32 {
+            of.map(|k| a[row * depth + k] * b[column * depth + k]).sum()
+        };
     for at in 0..256 {
         let place = (at / 16, at % 16);
         assert_eq!(d[at], (product(&a, &b, 16, place, 0..16) + c[at]) as f32, "f16 {place:?}");
@@ -261,8 +262,7 @@ fn mma(bench: &Bench<'_>) {
             assert_eq!(d8[n * 256 + at], expected, "int8 {n} {place:?}");
         }
     }
-    let (of, rows, columns) =
-        (bench.upload(&floats[..16]), bench.empty::<f32>(256), bench.empty::<f32>(256));
+    let (of, rows, columns) = (bench.upload(&floats[..16]), bench.empty::<f32>(256), bench.empty::<f32>(256));
     let kernel = bench.function(&PRELUDE_CHECK, "check_mma_facts");
     bench.launch(&kernel, Launch::linear(1, bench.wave()), args![&of, &rows, &columns]);
     let (rows, columns) = (bench.download::<f32>(&rows), bench.download::<f32>(&columns));
