@@ -214,6 +214,29 @@ DEVICE void add_in_turns(u32 team, bool is_first, const float (*sum)[S::TOKEN_TI
   }
 }
 
+// Writes a wave's tiles: from its own total, or, where teams share one, each team some of them.
+template <class S>
+DEVICE void write_tiles(const Product& p, u32 first_row, u32 first_token, u32 team,
+                        const float (*total)[S::TOKEN_TILES][MMA_VALUES], const f32x4* shared_total) {
+  UNROLL(8)
+  for (u32 m = 0; m < S::ROW_TILES; m++) {
+    UNROLL(8)
+    for (u32 n = 0; n < S::TOKEN_TILES; n++) {
+      u32 row = first_row + m * MMA_SIDE, token = first_token + n * MMA_SIDE, tile = m * S::TOKEN_TILES + n;
+      if constexpr (S::TEAMS == 1) {
+        write_tile(p, row, token, total[m][n]);
+      } else if (tile % S::TEAMS == team) {
+        float values[MMA_VALUES];
+        UNROLL(16)
+        for (u32 i = 0; i < MMA_VALUES; i++) {
+          values[i] = shared_total[(tile * MMA_VALUES + i) / 4 * WAVE + lane_index()].v[i % 4];
+        }
+        write_tile(p, row, token, values);
+      }
+    }
+  }
+}
+
 template <class F, class S>
 DEVICE void gemm(const Product& p) {
   typedef Stage<F, S> Buffer;
@@ -270,25 +293,7 @@ DEVICE void gemm(const Product& p) {
     }
   }
   first_row += block_index_x() * S::ROWS, first_token += block_index_y() * S::TOKENS;
-  UNROLL(8)
-  for (u32 m = 0; m < S::ROW_TILES; m++) {
-    UNROLL(8)
-    for (u32 n = 0; n < S::TOKEN_TILES; n++) {
-      u32 row = first_row + m * MMA_SIDE, token = first_token + n * MMA_SIDE;
-      if constexpr (S::TEAMS == 1) {
-        write_tile(p, row, token, total[m][n]);
-      } else {
-        u32 tile = m * S::TOKEN_TILES + n;
-        if (tile % S::TEAMS != team) continue;
-        float values[MMA_VALUES];
-        UNROLL(16)
-        for (u32 i = 0; i < MMA_VALUES; i++) {
-          values[i] = shared_total[(tile * MMA_VALUES + i) / 4 * WAVE + lane_index()].v[i % 4];
-        }
-        write_tile(p, row, token, values);
-      }
-    }
-  }
+  write_tiles<S>(p, first_row, first_token, team, total, shared_total);
 }
 
 // For many tokens, blocks of 128 rows and 64 tokens: 64 x 32 of them, or on RDNA 32 x 32, in the registers of a wave. For few
@@ -303,12 +308,12 @@ typedef Shape<WAVE / 16, 2, 128 / WAVE, 2, 1, 2> Many;
 typedef Shape<2, 1, 1, 1, 256 / WAVE, 2> Few;
 
 // The entry points of a quantised format: those of MATMUL_KERNELS, gemm_many_<name> and gemm_few_<name>.
-#define GEMM_KERNEL(name, Format, Shape)                                                                              \
-  KERNEL_TOGETHER(name, Shape::THREADS, 2, const u8* weights, const void* x, const InputCell* scales,          \
-                  float* out, const float* bias, u32 rows, u32 columns, u32 tokens, u32 add) {                        \
-    gemm<Format, Shape>(Product{weights, x, scales, out, bias, rows, columns, tokens, add});                          \
+#define GEMM_KERNEL(name, Format, Shape)                                                                         \
+  KERNEL_TOGETHER(name, Shape::THREADS, 2, const u8* weights, const void* x, const InputCell* scales,            \
+                  float* out, const float* bias, u32 rows, u32 columns, u32 tokens, u32 add) {                   \
+    gemm<Format, Shape>(Product{weights, x, scales, out, bias, rows, columns, tokens, add});                     \
   }
-#define QUANT_KERNELS(name, Format)                              \
-  MATMUL_KERNELS(name, Format)                                   \
-  GEMM_KERNEL(gemm_many_##name, Format, Many)     \
+#define QUANT_KERNELS(name, Format)           \
+  MATMUL_KERNELS(name, Format)                \
+  GEMM_KERNEL(gemm_many_##name, Format, Many) \
   GEMM_KERNEL(gemm_few_##name, Format, Few)

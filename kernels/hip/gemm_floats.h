@@ -51,7 +51,8 @@ DEVICE void store_ahead(const FloatsAhead<F>& ahead, float* weights, float* inpu
   UNROLL(4)
   for (u32 i = 0; i < WEIGHT_GROUPS; i++) {
     u32 group = thread_index() + i * FLOAT_THREADS, column = group / FLOAT_ROWS * 4;
-    for (u32 n = 0; n < 4; n++) weights[(column + n) * WEIGHT_STRIDE + group % FLOAT_ROWS] = decode_float<F>(ahead.weights[i], n);
+    float* to = weights + column * WEIGHT_STRIDE + group % FLOAT_ROWS;
+    for (u32 n = 0; n < 4; n++) to[n * WEIGHT_STRIDE] = decode_float<F>(ahead.weights[i], n);
   }
   UNROLL(4)
   for (u32 i = 0; i < INPUT_GROUPS; i++) {
