@@ -77,49 +77,77 @@ DEVICE u32 codebook_values(u32 codes) {
   return (low & ~upper) | (high & upper);
 }
 
+// A row of a cell as it lies in memory: what is fetched ahead of its use.
 template <class F>
-DEVICE void load_codes(const u8* tile, u32 cells, u32 cell, u32 row, i32* code) {
+struct RawCell {
+  static constexpr u32 LOW_WORDS = F::LOW_BYTES / 4, HIGH_WORDS = F::HIGH_BYTES / 4;
+  i32 low[LOW_WORDS];
+  i32 high[HIGH_WORDS == 0 ? 1 : HIGH_WORDS];
+  u32 numbers, factors;  // of the scales; mins, where there are any, above them
+};
+
+template <class F>
+DEVICE RawCell<F> fetch_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
+  RawCell<F> raw;
   u32 at = cell * TILE_ROWS + row;
   if constexpr (F::LOW_BITS == 8) {
     for (u32 piece = 0; piece < 2; piece++) {
       i32x4 words = load<i32x4>(tile + ((u64)(cell * 2 + piece) * TILE_ROWS + row) * 16);
-      for (u32 i = 0; i < 4; i++) code[piece * 4 + i] = words.v[i];
+      for (u32 i = 0; i < 4; i++) raw.low[piece * 4 + i] = words.v[i];
     }
   } else if constexpr (F::LOW_BITS == 4) {
     i32x4 words = load<i32x4>(tile + (u64)at * 16);
-    for (u32 i = 0; i < 4; i++) {
-      code[i] = words.v[i] & 0x0f0f0f0f;
-      code[4 + i] = (i32)((u32)words.v[i] >> 4 & 0x0f0f0f0fu);
-    }
+    for (u32 i = 0; i < 4; i++) raw.low[i] = words.v[i];
   } else {
     i32x2 words = load<i32x2>(tile + (u64)at * 8);
-    for (u32 i = 0; i < 8; i++) code[i] = (i32)((u32)words.v[i % 2] >> i / 2 * 2 & 0x03030303u);
+    for (u32 i = 0; i < 2; i++) raw.low[i] = words.v[i];
   }
   const u8* high = tile + (u64)cells * TILE_ROWS * F::LOW_BYTES + (u64)at * F::HIGH_BYTES;
-  if constexpr (F::HIGH_BITS == 1) {
-    u32 bits = load<u32>(high);
-    for (u32 i = 0; i < 8; i++) code[i] |= (i32)((bits >> i & 0x01010101u) << F::LOW_BITS);
-  } else if constexpr (F::HIGH_BITS == 2) {
-    i32x2 bits = load<i32x2>(high);
-    for (u32 i = 0; i < 8; i++) code[i] |= (i32)(((u32)bits.v[i / 4] >> i % 4 * 2 & 0x03030303u) << F::LOW_BITS);
+  if constexpr (F::HIGH_BITS == 1) raw.high[0] = load<i32>(high);
+  if constexpr (F::HIGH_BITS == 2) {
+    i32x2 words = load<i32x2>(high);
+    for (u32 i = 0; i < 2; i++) raw.high[i] = words.v[i];
   }
-  if constexpr (F::CODEBOOK) {
-    for (u32 i = 0; i < 8; i++) code[i] = (i32)codebook_values((u32)code[i]);
+  const u8* numbers = tile + (u64)cells * TILE_ROWS * (F::LOW_BYTES + F::HIGH_BYTES);
+  const u8* factors = numbers + (u64)cells * TILE_ROWS * F::SCALE_BYTES +
+                      (u64)(cell / F::BLOCK_CELLS * TILE_ROWS + row) * F::FACTOR_BYTES;
+  raw.numbers = 0;
+  if constexpr (F::SCALE_BYTES == 1) raw.numbers = numbers[at];
+  if constexpr (F::SCALE_BYTES == 2) raw.numbers = load<u16>(numbers + (u64)at * 2);
+  raw.factors = F::HAS_MINS ? load<u32>(factors) : load<u16>(factors);
+  return raw;
+}
+
+// Asks for the planes of a row of a cell.
+template <class F>
+DEVICE void prefetch_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
+  u32 at = cell * TILE_ROWS + row, rows = cells * TILE_ROWS;
+  prefetch(tile + (u64)at * F::LOW_BYTES);
+  if constexpr (F::HIGH_BITS != 0) prefetch(tile + (u64)rows * F::LOW_BYTES + (u64)at * F::HIGH_BYTES);
+  if constexpr (F::SCALE_BYTES != 0) {
+    prefetch(tile + (u64)rows * (F::LOW_BYTES + F::HIGH_BYTES) + (u64)at * F::SCALE_BYTES);
+  }
+}
+
+template <class F>
+DEVICE void decode_codes(const RawCell<F>& raw, i32* code) {
+  for (u32 i = 0; i < 8; i++) {
+    u32 bits;
+    if constexpr (F::LOW_BITS == 8) bits = (u32)raw.low[i];
+    if constexpr (F::LOW_BITS == 4) bits = (u32)raw.low[i % 4] >> i / 4 * 4 & 0x0f0f0f0fu;
+    if constexpr (F::LOW_BITS == 2) bits = (u32)raw.low[i % 2] >> i / 2 * 2 & 0x03030303u;
+    if constexpr (F::HIGH_BITS == 1) bits |= ((u32)raw.high[0] >> i & 0x01010101u) << F::LOW_BITS;
+    if constexpr (F::HIGH_BITS == 2) bits |= ((u32)raw.high[i / 4] >> i % 4 * 2 & 0x03030303u) << F::LOW_BITS;
+    if constexpr (F::CODEBOOK) bits = codebook_values(bits);
+    code[i] = (i32)bits;
   }
 }
 
 // The scales and mins of a cell's runs: factor times integer, rounded once.
 template <class F>
-DEVICE void load_scales(const u8* tile, u32 cells, u32 cell, u32 row, float* scale, float* min) {
-  const u8* planes = tile + (u64)cells * TILE_ROWS * (F::CELL_BYTES - F::SCALE_BYTES);
-  const u8* numbers = planes + (u64)(cell * TILE_ROWS + row) * F::SCALE_BYTES;
-  const u8* factors = planes + (u64)cells * TILE_ROWS * F::SCALE_BYTES +
-                      (u64)(cell / F::BLOCK_CELLS * TILE_ROWS + row) * F::FACTOR_BYTES;
-  u32 both = F::HAS_MINS ? load<u32>(factors) : load<u16>(factors);
-  float d = to_f32(f16{(u16)both}), dmin = to_f32(f16{(u16)(both >> 16)});
-  u32 bytes = 0;
-  if constexpr (F::SCALE_BYTES == 1) bytes = *numbers;
-  if constexpr (F::SCALE_BYTES == 2) bytes = load<u16>(numbers);
+DEVICE void decode_scales(const RawCell<F>& raw, float* scale, float* min) {
+  float d = to_f32(f16{(u16)raw.factors}), dmin = to_f32(f16{(u16)(raw.factors >> 16)});
+  u32 bytes = raw.numbers;
   for (u32 run = 0; run < F::RUNS; run++) {
     if constexpr (F::SUB_SCALES == NO_SCALES) {
       scale[run] = d;
@@ -137,24 +165,56 @@ DEVICE void load_scales(const u8* tile, u32 cells, u32 cell, u32 row, float* sca
 }
 
 template <class F>
-DEVICE QuantCell<F> load_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
+DEVICE QuantCell<F> decode_cell(const RawCell<F>& raw) {
   QuantCell<F> out;
-  load_codes<F>(tile, cells, cell, row, out.code);
-  load_scales<F>(tile, cells, cell, row, out.scale, out.min);
+  decode_codes<F>(raw, out.code);
+  decode_scales<F>(raw, out.scale, out.min);
   return out;
 }
 
-// Columns `first` to `first + 4` of one row of a floating-point cell.
 template <class F>
-DEVICE void load_floats(const u8* tile, u32 cell, u32 row, u32 first, float* out) {
+DEVICE QuantCell<F> load_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
+  return decode_cell<F>(fetch_cell<F>(tile, cells, cell, row));
+}
+
+// Four codes without their bias: signed bytes. Codes are below 128 and no carry leaves a byte.
+template <class F>
+DEVICE i32 signed_codes(i32 codes) {
+  if constexpr (F::BIAS == 0) return codes;
+  return (i32)(((u32)codes + (u32)(128 - F::BIAS) * 0x01010101u) ^ 0x80808080u);
+}
+
+// Four columns of a row of a floating-point cell as they lie in memory.
+template <class F>
+struct RawFloats {
+  i32 word[sizeof(typename F::Value)];
+};
+
+// Columns `first` to `first + 4`.
+template <class F>
+DEVICE RawFloats<F> fetch_floats(const u8* tile, u32 cell, u32 row, u32 first) {
   constexpr u32 PIECE = 16 / sizeof(typename F::Value);
   constexpr u32 PIECES = CELL / PIECE;
   u64 at = ((u64)(cell * PIECES + first / PIECE) * TILE_ROWS + row) * 16 + first % PIECE * sizeof(typename F::Value);
+  RawFloats<F> raw;
   if constexpr (sizeof(typename F::Value) == 4) {
-    f32x4 values = load<f32x4>(tile + at);
-    for (u32 i = 0; i < 4; i++) out[i] = values.v[i];
+    i32x4 words = load<i32x4>(tile + at);
+    for (u32 i = 0; i < 4; i++) raw.word[i] = words.v[i];
   } else {
-    i32x2 values = load<i32x2>(tile + at);
-    for (u32 i = 0; i < 4; i++) out[i] = to_f32(typename F::Value{(u16)((u32)values.v[i / 2] >> i % 2 * 16)});
+    i32x2 words = load<i32x2>(tile + at);
+    for (u32 i = 0; i < 2; i++) raw.word[i] = words.v[i];
   }
+  return raw;
+}
+
+template <class F>
+DEVICE float decode_float(const RawFloats<F>& raw, u32 i) {
+  if constexpr (sizeof(typename F::Value) == 4) return bit_cast<float>(raw.word[i]);
+  else return to_f32(typename F::Value{(u16)((u32)raw.word[i / 2] >> i % 2 * 16)});
+}
+
+template <class F>
+DEVICE void load_floats(const u8* tile, u32 cell, u32 row, u32 first, float* out) {
+  RawFloats<F> raw = fetch_floats<F>(tile, cell, row, first);
+  for (u32 i = 0; i < 4; i++) out[i] = decode_float<F>(raw, i);
 }

@@ -32,15 +32,14 @@ DEVICE float add_cell(const QuantCell<F>& weight, const i32* x, InputCell input,
   i32 sums[2] = {(i32)(i16)input.sums, (i32)input.sums >> 16};
   float t = 0.0f;
   if constexpr (F::RUNS == 1) sums[0] += sums[1];
-  if constexpr (F::HAS_MINS) {
-    t = weight.min[0] * (float)-sums[0];
-    if constexpr (F::RUNS == 2) t = fused_multiply_add(weight.min[1], (float)-sums[1], t);
-  }
   for (u32 run = 0; run < F::RUNS; run++) {
     i32 dot = -F::BIAS * sums[run];
     for (u32 i = 0; i < 8 / F::RUNS; i++) dot = dot4(weight.code[run * 4 + i], x[run * 4 + i], dot);
-    bool first = run == 0 && !F::HAS_MINS;
-    t = first ? weight.scale[run] * (float)dot : fused_multiply_add(weight.scale[run], (float)dot, t);
+    t = run == 0 ? weight.scale[run] * (float)dot : fused_multiply_add(weight.scale[run], (float)dot, t);
+  }
+  if constexpr (F::HAS_MINS) {
+    UNROLL(2)
+    for (u32 run = 0; run < F::RUNS; run++) t = fused_multiply_add(weight.min[run], (float)-sums[run], t);
   }
   return fused_multiply_add(input.scale, t, y);
 }

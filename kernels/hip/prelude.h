@@ -3,6 +3,8 @@
 // A target header supplies what differs (built with clang for HIP, with clang or NVRTC for CUDA, with a C++ compiler for
 // the emulated device); everything below it is portable and written so that all targets compute the same bits:
 //   KERNEL(name, max_threads, parameters...)   an entry point; blocks are whole waves, at most max_threads threads
+//   KERNEL_TOGETHER(name, max_threads, blocks, parameters...)   the same, with registers for `blocks` of them on one
+//                                              multiprocessor where the target lets one say so
 //   DEVICE                                     a helper
 //   SHARED_ARRAY(type, name, count)            memory of the block; not initialised
 //   DYNAMIC_SHARED(type, name)                 the block's memory whose size the launch gives, 16-byte aligned
@@ -10,7 +12,9 @@
 //   WAVE                                       lanes of a wave: 32 or 64
 //   thread_index() block_threads() block_index_{x,y,z}() grid_blocks_{x,y}() lane_index()
 //   block_barrier()                            all threads of the block; orders shared and global memory
+//   wave_barrier()                             all lanes of the wave; orders their shared memory
 //   wave_shuffle(bits, lane) wave_shuffle_xor(bits, mask)   all lanes of the wave take part
+//   prefetch(address)                          asks for global memory to be near when it is loaded, or does nothing
 //   dot4(a, b, c)                              c + the products of four signed bytes
 //   byte_lookup(low, high, at)                 four bytes: each the one that a byte of `at`, 0 to 7, selects from low and high
 //   fused_multiply_add(a, b, c) square_root(x) rounded once, as IEEE 754 says

@@ -5,6 +5,7 @@
 #define DEVICE static inline __attribute__((device, always_inline))
 #define KERNEL(name, max_threads, ...)                                                              \
   extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, max_threads))) void name(__VA_ARGS__)
+#define KERNEL_TOGETHER(name, max_threads, blocks, ...) KERNEL(name, max_threads, __VA_ARGS__)
 #define SPILLWAY_TEXT(tokens) #tokens
 #define UNROLL(times) _Pragma(SPILLWAY_TEXT(unroll times))
 #define SHARED_ARRAY(type, name, count) static __attribute__((shared)) type name[count]
@@ -35,6 +36,14 @@ DEVICE void block_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+DEVICE void prefetch(const void*) {}
+
+DEVICE void wave_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
 DEVICE u32 wave_shuffle(u32 bits, u32 lane) {

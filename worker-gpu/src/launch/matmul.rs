@@ -9,14 +9,32 @@ use spillway_kernels::formats::{Format, FormatError};
 const GROUPS: [usize; 4] = [1, 2, 4, 8];
 /// Threads of a row-by-row product: [`TILE_ROWS`] rows by 16 slices of the columns.
 const BLOCK: u32 = 256;
-/// Rows, tokens and threads of a block of the kernels for many tokens.
-const GEMM_ROWS: usize = 64;
-const GEMM_TOKENS: usize = 128;
-const GEMM_BLOCK: u32 = 256;
-/// Tokens from which matrix units beat passes over the weights.
-const GEMM_MIN: usize = 24;
+/// Rows and tokens of a block of the kernels for many tokens: `Many` and `Few` of gemm.h, and those of gemm_floats.h.
+const MANY: (usize, usize) = (128, 64);
+const FEW: (usize, usize) = (32, 16);
+/// Tokens from which matrix units beat passes over quantised weights.
+const FEW_MIN: usize = 9;
+/// Tokens from which large blocks can be worth it.
+const MANY_MIN: usize = 49;
+/// Tokens from which blocks can be worth it for floating-point weights, and are if there is a block for each unit; and from
+/// which they always are.
+const FLOATS_MIN: usize = 24;
+const FLOATS_ALWAYS: usize = 96;
 /// Cells that a thread of the embedding kernel decodes, one each.
 const EMBED_BLOCK: usize = 64;
+
+/// Which kernels multiply; all give the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Products {
+    /// Those that suit the device, the matrix and the number of tokens.
+    Fitting,
+    /// Those of few tokens, in passes over the weights.
+    RowByRow,
+    /// In small blocks on matrix units; floating-point weights row by row.
+    FewTokens,
+    /// In large blocks; quantised weights on matrix units.
+    ManyTokens,
+}
 
 /// A weight matrix on the device, in the layout of [`DeviceLayout`].
 #[derive(Debug, Clone, Copy)]
@@ -156,8 +174,10 @@ pub(super) struct Entries {
     /// Row by row, for each of [`GROUPS`].
     by_group: [Function; GROUPS.len()],
     embed: Function,
-    /// On matrix units, for quantised formats.
-    gemm: Option<Function>,
+    /// In blocks of [`MANY`].
+    many: Function,
+    /// In blocks of [`FEW`], for quantised formats.
+    few: Option<Function>,
 }
 
 impl Entries {
@@ -168,8 +188,9 @@ impl Entries {
         Ok(Self {
             by_group: [group(GROUPS[0])?, group(GROUPS[1])?, group(GROUPS[2])?, group(GROUPS[3])?],
             embed: module.function(&format!("embed_{name}"))?,
-            gemm: match format.is_quantised() {
-                true => Some(module.function(&format!("gemm_{name}"))?),
+            many: module.function(&format!("gemm_many_{name}"))?,
+            few: match format.is_quantised() {
+                true => Some(module.function(&format!("gemm_few_{name}"))?),
                 false => None,
             },
         })
@@ -179,6 +200,22 @@ impl Entries {
 impl Kernels {
     fn entries(&self, format: Format) -> Result<&Entries, LaunchError> {
         self.matmul.get(&format).ok_or(LaunchError::Format { format: format.name() })
+    }
+
+    /// The kernels for a matrix of `rows` rows: large blocks do less for the same, small ones keep more of the device busy.
+    fn products_for(&self, format: Format, rows: usize, tokens: usize) -> Products {
+        let large_blocks = rows.div_ceil(MANY.0) * tokens.div_ceil(MANY.1);
+        let fills = large_blocks >= self.compute_units;
+        match (self.products, format.is_quantised()) {
+            (Products::Fitting, true) if !self.matrix_units || tokens < FEW_MIN => Products::RowByRow,
+            (Products::Fitting, true) if tokens >= MANY_MIN && fills => Products::ManyTokens,
+            (Products::Fitting, true) => Products::FewTokens,
+            (Products::Fitting, false) if tokens >= FLOATS_ALWAYS || tokens >= FLOATS_MIN && fills => {
+                Products::ManyTokens
+            }
+            (Products::Fitting, false) => Products::RowByRow,
+            (chosen, _) => chosen,
+        }
     }
 
     /// The product of `weight` with `tokens` rows of inputs.
@@ -210,13 +247,13 @@ impl Kernels {
             check.number("tokens", tokens)?.into(),
             u32::from(output.add).into(),
         ];
-        let (function, threads, rows, columns) = match &entries.gemm {
-            Some(gemm) if self.matrix_units && tokens >= GEMM_MIN => {
-                (gemm, GEMM_BLOCK, GEMM_ROWS, GEMM_TOKENS)
-            }
+        let products = self.products_for(weight.format(), weight.rows, tokens);
+        let (function, threads, (rows, columns)) = match (products, &entries.few) {
+            (Products::ManyTokens, _) => (&entries.many, entries.many.max_threads(), MANY),
+            (Products::FewTokens, Some(few)) => (few, few.max_threads(), FEW),
             _ => {
                 let group = GROUPS.iter().position(|group| *group >= tokens).unwrap_or(GROUPS.len() - 1);
-                (&entries.by_group[group], BLOCK, TILE_ROWS, GROUPS[group])
+                (&entries.by_group[group], BLOCK, (TILE_ROWS, GROUPS[group]))
             }
         };
         let row_blocks = check.number("rows", weight.rows.div_ceil(rows))?;

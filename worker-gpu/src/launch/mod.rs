@@ -22,7 +22,7 @@ mod rows;
 pub use attention::{Attention, AttentionBuffers, KvCache, KvElement, PARTITION};
 pub use delta_net::{DeltaNet, DeltaNetBuffers, DeltaNetDims};
 pub use error::LaunchError;
-pub use matmul::{Inputs, Int8Rows, Matrix, Output};
+pub use matmul::{Inputs, Int8Rows, Matrix, Output, Products};
 pub use rows::{Norm, NormRows, Pairing, Rope};
 
 use crate::compile::{Arch, KernelCompiler};
@@ -70,6 +70,7 @@ pub struct Kernels {
     matmul: BTreeMap<Format, matmul::Entries>,
     compute_units: usize,
     matrix_units: bool,
+    products: Products,
 }
 
 impl Kernels {
@@ -94,14 +95,14 @@ impl Kernels {
             matmul: matmul.collect::<Result<_, LaunchError>>()?,
             compute_units: device.info().compute_units as usize,
             matrix_units,
+            products: Products::Fitting,
         })
     }
 
-    /// The same with or without the kernels for matrix units, whatever the device has: results are the same bits. For
-    /// tests and measurements.
+    /// The same with these kernels for products, whatever the device has: for tests and measurements.
     #[must_use]
-    pub fn with_matrix_units(self, matrix_units: bool) -> Self {
-        Self { matrix_units, ..self }
+    pub fn with_products(self, products: Products) -> Self {
+        Self { products, ..self }
     }
 }
 

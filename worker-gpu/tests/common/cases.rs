@@ -6,6 +6,7 @@ use crate::args;
 use half::{bf16, f16};
 use spillway_worker_gpu::hip::Launch;
 use spillway_worker_gpu::launch::{Int8Rows, Norm, NormRows};
+use std::ops::Range;
 
 /// Computes on a device and checks the results.
 pub type Case = fn(&Bench<'_>);
@@ -261,7 +262,7 @@ fn mma(bench: &Bench<'_>) {
     let mut small =
         |n: usize, range: i32| -> Vec<i32> { (0..n).map(|_| numbers.bits() as i32 % range).collect() };
     let (a, b, c) = (small(256, 32), small(256, 32), small(256, 1000));
-    let (a8, b8, c8) = (small(512, 128), small(512, 128), small(256, 100_000));
+    let (a8, b8) = (small(512, 128), small(512, 128));
     let halves = |v: &[i32]| -> Vec<u16> { v.iter().map(|v| f16::from_f32(*v as f32).to_bits()).collect() };
     let bytes = |v: &[i32]| -> Vec<i8> { v.iter().map(|v| *v as i8).collect() };
     let floats: Vec<f32> = c.iter().map(|v| *v as f32).collect();
@@ -272,19 +273,29 @@ fn mma(bench: &Bench<'_>) {
         bench.empty::<f32>(256),
         bench.upload(&bytes(&a8)),
         bench.upload(&bytes(&b8)),
-        bench.upload(&c8),
-        bench.empty::<i32>(256),
+        bench.empty::<i32>(3 * 256),
     ];
     let args: Vec<_> = buffers.iter().map(|buffer| buffer.slice().into()).collect();
     bench.launch(&bench.function(&PRELUDE_CHECK, "check_mma"), Launch::linear(1, bench.wave()), &args);
-    let (d, d8) = (bench.download::<f32>(&buffers[3]), bench.download::<i32>(&buffers[7]));
-    let product = |a: &[i32], b: &[i32], depth: usize, row: usize, column: usize| -> i32 {
-        (0..depth).map(|k| a[row * depth + k] * b[column * depth + k]).sum()
-    };
-    for (row, column) in (0..256).map(|i| (i / 16, i % 16)) {
-        let at = row * 16 + column;
-        assert_eq!(d[at], (product(&a, &b, 16, row, column) + c[at]) as f32, "f16 {row} {column}");
-        assert_eq!(d8[at], product(&a8, &b8, 32, row, column) + c8[at], "int8 {row} {column}");
+    let (d, d8) = (bench.download::<f32>(&buffers[3]), bench.download::<i32>(&buffers[6]));
+    let product =
+        |a: &[i32], b: &[i32], depth: usize, (row, column): (usize, usize), of: Range<usize>| -> i32 {
+            of.map(|k| a[row * depth + k] * b[column * depth + k]).sum()
+        };
+    for at in 0..256 {
+        let place = (at / 16, at % 16);
+        assert_eq!(d[at], (product(&a, &b, 16, place, 0..16) + c[at]) as f32, "f16 {place:?}");
+        for (n, (start, of)) in [(1000, 0..32), (-5, 0..16), (7, 16..32)].into_iter().enumerate() {
+            let expected = start + product(&a8, &b8, 32, place, of);
+            assert_eq!(d8[n * 256 + at], expected, "int8 {n} {place:?}");
+        }
+    }
+    let (of, rows, columns) = (bench.upload(&floats[..16]), bench.empty::<f32>(256), bench.empty::<f32>(256));
+    let kernel = bench.function(&PRELUDE_CHECK, "check_mma_facts");
+    bench.launch(&kernel, Launch::linear(1, bench.wave()), args![&of, &rows, &columns]);
+    let (rows, columns) = (bench.download::<f32>(&rows), bench.download::<f32>(&columns));
+    for at in 0..256 {
+        assert_eq!((rows[at], columns[at]), (floats[at / 16], floats[at % 16]), "{at}");
     }
 }
 

@@ -37,6 +37,7 @@ pub const PRELUDE_CHECK: DeviceSource<'static> = DeviceSource {
         "check_block",
         "check_dot4",
         "check_mma",
+        "check_mma_facts",
     ],
 };
 pub const PLANTED_FAULTS: DeviceSource<'static> = DeviceSource {

@@ -9,7 +9,7 @@ use spillway_kernels::formats::Format;
 use spillway_kernels::matmul::MatmulJob;
 use spillway_kernels::pack::PackedMatrix;
 use spillway_worker_gpu::hip::{DeviceBuffer, DeviceSlice};
-use spillway_worker_gpu::launch::{Inputs, Int8Rows, Kernels, Matrix, Output};
+use spillway_worker_gpu::launch::{Inputs, Int8Rows, Kernels, Matrix, Output, Products};
 
 /// Where a block's f16 factors are, which random bytes must not make infinite.
 fn factor_offsets(format: Format) -> &'static [usize] {
@@ -137,27 +137,44 @@ pub fn matmul(bench: &Bench<'_>) {
     }
 }
 
-/// Many tokens at once, with the kernels for matrix units (elsewhere emulated) and without: the same bits.
+/// Many tokens at once, with the kernels for blocks of them (on matrix units, elsewhere emulated) and row by row: the same
+/// bits.
 pub fn gemm(bench: &Bench<'_>) {
     let mut numbers = Numbers::new(24);
-    let formats =
-        [Format::Q4_0, Format::Q8_0, Format::Q2_K, Format::Q3_K, Format::Q4_K, Format::Q6_K, Format::IQ4_XS];
-    let kernels = [true, false].map(|units| {
-        Kernels::load(&bench.device, bench.compiler, &formats).unwrap().with_matrix_units(units)
-    });
+    let formats = [
+        Format::F32,
+        Format::F16,
+        Format::Q4_0,
+        Format::Q8_0,
+        Format::Q2_K,
+        Format::Q3_K,
+        Format::Q4_K,
+        Format::Q6_K,
+        Format::IQ4_XS,
+    ];
+    let kernels = [Products::RowByRow, Products::FewTokens, Products::ManyTokens]
+        .map(|of| Kernels::load(&bench.device, bench.compiler, &formats).unwrap().with_products(of));
     for format in formats {
-        // Blocks and stages are cut, slices end inside stages.
-        let (rows, cols, tokens) = (70, if format.block_len() == 32 { 23 * 32 } else { 768 }, 131);
-        let file = random_weights(&mut numbers, format, rows, cols);
-        let (matrix, _memory) = upload_matrix(bench, format, rows, cols, &file);
-        let (inputs, _inputs) = upload_inputs(bench, format, &numbers.units(tokens * cols), cols);
-        let (bias, out) = (bench.upload(&numbers.units(rows)), bench.empty::<f32>(tokens * rows));
-        let [on_units, row_by_row] = kernels.each_ref().map(|kernels| {
-            let output = Output::store(out.slice()).with_bias(Some(bias.slice()));
-            kernels.matmul(&bench.stream, &matrix, inputs, tokens, output).unwrap();
-            bench.download::<f32>(&out)
-        });
-        assert!(on_units == row_by_row, "{}", format.name());
+        // Blocks and stages are cut; slices end inside stages, and some are empty.
+        let (wide, narrow) = match format.block_len() {
+            1 => (1073, 5),
+            32 => (37 * 32, 32),
+            block => (5 * block, block),
+        };
+        for (rows, cols, tokens) in [(150, wide, 70), (33, narrow, 3)] {
+            let file = random_weights(&mut numbers, format, rows, cols);
+            let (matrix, _memory) = upload_matrix(bench, format, rows, cols, &file);
+            let (inputs, _inputs) = upload_inputs(bench, format, &numbers.units(tokens * cols), cols);
+            let bias = bench.upload(&numbers.units(rows));
+            let [row_by_row, few, many] = kernels.each_ref().map(|kernels| {
+                let out = bench.empty::<f32>(tokens * rows);
+                let output = Output::store(out.slice()).with_bias(Some(bias.slice()));
+                kernels.matmul(&bench.stream, &matrix, inputs, tokens, output).unwrap();
+                bench.download::<f32>(&out)
+            });
+            assert!(few == row_by_row, "{} of {cols} columns, few tokens", format.name());
+            assert!(many == row_by_row, "{} of {cols} columns, many tokens", format.name());
+        }
     }
 }
 
