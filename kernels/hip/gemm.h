@@ -4,8 +4,11 @@
 // are multiplied as bytes with exact integer sums, and scaled and added per cell in the order of matmul.h: the same bits.
 #pragma once
 
-#include "matmul.h"
-#include "mma.h"
+#ifndef VARIANT_FEW_TILES
+#define VARIANT_FEW_TILES 1
+#endif
+#include "few.h"
+#include "gated.h"
 
 static constexpr u32 GEMM_THREADS = 256;
 static constexpr u32 GEMM_ROWS = 64;
@@ -37,7 +40,7 @@ DEVICE void stage_weights(const Product& p, const Stage<F>& stage, u32 cells, u3
   u32 tile = thread_index() / TILE_ROWS / STAGE, in_block = tile * TILE_ROWS + row;
   u32 cell = smaller(first + place, cells - 1);  // what is staged beyond the last cell is not used
   u32 tiles = (p.rows + TILE_ROWS - 1) / TILE_ROWS;
-  u32 at = smaller(block_index_x() * (GEMM_ROWS / TILE_ROWS) + tile, tiles - 1);
+  u32 at = smaller(p.row_block * (GEMM_ROWS / TILE_ROWS) + tile, tiles - 1);
   QuantCell<F> weight = load_cell<F>(p.weights + at * tile_bytes<F>(cells), cells, cell, row);
   i32x4* to = reinterpret_cast<i32x4*>(stage.weights + in_block * Stage<F>::WEIGHT_STRIDE + place * F::RUNS * CELL);
   for (u32 run = 0; run < F::RUNS; run++) {
@@ -149,7 +152,7 @@ DEVICE void gemm(const Product& p) {
       }
     }
   }
-  u32 first_row = block_index_x() * GEMM_ROWS + wave_index() % ROW_WAVES * MMA_SIDE;
+  u32 first_row = p.row_block * GEMM_ROWS + wave_index() % ROW_WAVES * MMA_SIDE;
   u32 first_token = block_index_y() * GEMM_TOKENS + wave_index() / ROW_WAVES * WAVE_TILES * MMA_SIDE;
   UNROLL(WAVE_TILES)
   for (u32 tile = 0; tile < WAVE_TILES; tile++) {
@@ -161,10 +164,10 @@ DEVICE void gemm(const Product& p) {
   }
 }
 
-// The entry points of a quantised format: those of MATMUL_KERNELS and gemm_<name>.
-#define QUANT_KERNELS(name, Format)                                                                                  \
-  MATMUL_KERNELS(name, Format)                                                                                       \
-  KERNEL(gemm_##name, GEMM_THREADS, const u8* weights, const void* x, const InputCell* scales, float* out,           \
-         const float* bias, u32 rows, u32 columns, u32 tokens, u32 add) {                                            \
-    gemm<Format>(Product{weights, x, scales, out, bias, rows, columns, tokens, add});                                \
-  }
+// The entry points of a quantised format: those of MATMUL_KERNELS, few_<name>_{8,16}, gated_<name> and gemm_<name>.
+#define QUANT_KERNELS(name, Format)                                                                          \
+  MATMUL_KERNELS(name, Format)                                                                               \
+  KERNEL(few_##name##_8, FEW_THREADS, PRODUCT_PARAMETERS) { few<Format, 8, VARIANT_FEW_TILES>(PRODUCT_OF_BLOCK(VARIANT_FEW_TILES*TILE_ROWS)); }   \
+  KERNEL(few_##name##_16, FEW_THREADS, PRODUCT_PARAMETERS) { few<Format, 16, VARIANT_FEW_TILES>(PRODUCT_OF_BLOCK(VARIANT_FEW_TILES*TILE_ROWS)); } \
+  KERNEL(gemm_##name, GEMM_THREADS, PRODUCT_PARAMETERS) { gemm<Format>(PRODUCT_OF_BLOCK(GEMM_ROWS)); }       \
+  GATED_KERNEL(name, Format)

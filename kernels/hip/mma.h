@@ -64,6 +64,62 @@ DEVICE u32 mma_column(u32 i) {
 #endif
 }
 
+// How many of a lane's values, from the first on, hold all columns below 8 of D.
+#if defined(SPILLWAY_NVIDIA)
+static constexpr u32 MMA_NARROW_VALUES = MMA_VALUES / 2;
+#else
+static constexpr u32 MMA_NARROW_VALUES = MMA_VALUES;
+#endif
+
+// A lane's values have MMA_ROWS different rows and MMA_COLUMNS different columns: which of them value `i` has, and a value
+// that has number `n`.
+#if defined(SPILLWAY_NVIDIA)
+static constexpr u32 MMA_ROWS = 2;
+DEVICE constexpr u32 mma_row_number(u32 i) { return i / 2 % 2; }
+DEVICE constexpr u32 mma_column_number(u32 i) { return i / 4 * 2 + i % 2; }
+DEVICE constexpr u32 mma_with_row(u32 n) { return n * 2; }
+DEVICE constexpr u32 mma_with_column(u32 n) { return n / 2 * 4 + n % 2; }
+#else
+static constexpr u32 MMA_ROWS = MMA_VALUES;
+DEVICE constexpr u32 mma_row_number(u32 i) { return i; }
+DEVICE constexpr u32 mma_column_number(u32) { return 0; }
+DEVICE constexpr u32 mma_with_row(u32 n) { return n; }
+DEVICE constexpr u32 mma_with_column(u32) { return 0; }
+#endif
+static constexpr u32 MMA_COLUMNS = MMA_VALUES / MMA_ROWS;
+
+// An int8 operand straight from memory: a lane brings MMA_LANE_WORDS of the eight words of MMA_LANE_ROWS of its rows, from
+// word mma_lane_word() on. Which words of depth they stand for does not matter as long as both operands are built so.
+#if defined(SPILLWAY_NVIDIA)
+static constexpr u32 MMA_LANE_ROWS = 2;
+#else
+static constexpr u32 MMA_LANE_ROWS = 1;
+#endif
+static constexpr u32 MMA_LANE_WORDS = MMA_I8_WORDS / MMA_LANE_ROWS;
+
+DEVICE u32 mma_lane_row(u32 i) {
+#if defined(SPILLWAY_NVIDIA)
+  return lane_index() / 4 + i * 8;
+#else
+  (void)i;
+  return lane_index() % 16;
+#endif
+}
+DEVICE u32 mma_lane_word() {
+#if defined(SPILLWAY_NVIDIA)
+  return lane_index() % 4 * MMA_LANE_WORDS;
+#else
+  return MMA_LANE_WORDS == 8 ? 0 : lane_index() / 16 * MMA_LANE_WORDS;
+#endif
+}
+DEVICE MmaI8 mma_operand(const i32 (*words)[MMA_LANE_WORDS]) {
+  MmaI8 operand;
+  for (u32 row = 0; row < MMA_LANE_ROWS; row++) {
+    for (u32 i = 0; i < MMA_LANE_WORDS; i++) operand.word[i * MMA_LANE_ROWS + row] = (u32)words[row][i];
+  }
+  return operand;
+}
+
 // Loads an operand: `words` points at its first row, rows are `stride` words apart. A row has eight words at both depths.
 template <class Operand, u32 WORDS>
 DEVICE Operand mma_load_words(const u32* words, u32 stride) {

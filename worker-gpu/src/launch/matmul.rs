@@ -5,15 +5,22 @@ use crate::hip::{Arg, DeviceSlice, Function, Launch, Stream};
 use spillway_kernels::device_layout::{CELL_COLS, DeviceLayout, TILE_ROWS};
 use spillway_kernels::formats::{Format, FormatError};
 
-/// Rows of inputs that one launch shape of the row-by-row kernels takes.
+/// Matrices of one launch: the parameters of the kernels in `kernels/hip/matmul.h`.
+const MAX_PARTS: usize = 4;
+/// Tokens that the launch shapes of the row-by-row kernels take.
 const GROUPS: [usize; 4] = [1, 2, 4, 8];
 /// Threads of a row-by-row product: [`TILE_ROWS`] rows by 16 slices of the columns.
 const BLOCK: u32 = 256;
+/// Tokens that the launch shapes of the kernels for few tokens on matrix units take, and their threads.
+const FEW: [usize; 2] = [8, 16];
+const FEW_BLOCK: u32 = 256;
+/// Tokens from which they beat the row-by-row kernels.
+const FEW_MIN: usize = 5;
 /// Rows, tokens and threads of a block of the kernels for many tokens.
 const GEMM_ROWS: usize = 64;
 const GEMM_TOKENS: usize = 128;
 const GEMM_BLOCK: u32 = 256;
-/// Tokens from which matrix units beat passes over the weights.
+/// Tokens from which they beat passes over the weights.
 const GEMM_MIN: usize = 24;
 /// Cells that a thread of the embedding kernel decodes, one each.
 const EMBED_BLOCK: usize = 64;
@@ -156,28 +163,73 @@ pub(super) struct Entries {
     /// Row by row, for each of [`GROUPS`].
     by_group: [Function; GROUPS.len()],
     embed: Function,
-    /// On matrix units, for quantised formats.
-    gemm: Option<Function>,
+    /// For quantised formats.
+    pub quantised: Option<QuantisedEntries>,
+}
+
+/// The kernels that quantised formats alone have.
+#[derive(Debug)]
+pub(super) struct QuantisedEntries {
+    /// On matrix units, for each of [`FEW`].
+    few: [Function; FEW.len()],
+    /// On matrix units.
+    gemm: Function,
+    /// The first half of a gated MLP.
+    pub gated: Function,
 }
 
 impl Entries {
     pub(super) fn load(loader: &Loader<'_>, format: Format) -> Result<Self, LaunchError> {
         let name = format.name().to_lowercase();
         let module = loader.module(&format!("matmul_{name}"))?;
-        let group = |columns: usize| module.function(&format!("matvec_{name}_{columns}"));
+        let group = |tokens: usize| module.function(&format!("matvec_{name}_{tokens}"));
+        let few = |tokens: usize| module.function(&format!("few_{name}_{tokens}"));
+        let quantised = || -> Result<QuantisedEntries, LaunchError> {
+            Ok(QuantisedEntries {
+                few: [few(FEW[0])?, few(FEW[1])?],
+                gemm: module.function(&format!("gemm_{name}"))?,
+                gated: module.function(&format!("gated_{name}"))?,
+            })
+        };
         Ok(Self {
             by_group: [group(GROUPS[0])?, group(GROUPS[1])?, group(GROUPS[2])?, group(GROUPS[3])?],
             embed: module.function(&format!("embed_{name}"))?,
-            gemm: match format.is_quantised() {
-                true => Some(module.function(&format!("gemm_{name}"))?),
-                false => None,
-            },
+            quantised: format.is_quantised().then(quantised).transpose()?,
         })
+    }
+
+    /// The kernel for a number of tokens.
+    fn choose(&self, matrix_units: bool, tokens: usize) -> Choice<'_> {
+        let fitting =
+            |shapes: &[usize]| shapes.iter().position(|shape| *shape >= tokens).unwrap_or(shapes.len() - 1);
+        match &self.quantised {
+            Some(entries) if matrix_units && tokens >= GEMM_MIN => {
+                Choice { function: &entries.gemm, block: GEMM_BLOCK, rows: GEMM_ROWS, tokens: GEMM_TOKENS }
+            }
+            Some(entries) if matrix_units && tokens >= FEW_MIN => {
+                let shape = fitting(&FEW);
+                let (function, tokens) = (&entries.few[shape], FEW[shape]);
+                Choice { function, block: FEW_BLOCK, rows: TILE_ROWS, tokens }
+            }
+            _ => {
+                let shape = fitting(&GROUPS);
+                let (function, tokens) = (&self.by_group[shape], GROUPS[shape]);
+                Choice { function, block: BLOCK, rows: TILE_ROWS, tokens }
+            }
+        }
     }
 }
 
+/// A kernel, its threads, and the rows and tokens of a block.
+struct Choice<'e> {
+    function: &'e Function,
+    block: u32,
+    rows: usize,
+    tokens: usize,
+}
+
 impl Kernels {
-    fn entries(&self, format: Format) -> Result<&Entries, LaunchError> {
+    pub(super) fn entries(&self, format: Format) -> Result<&Entries, LaunchError> {
         self.matmul.get(&format).ok_or(LaunchError::Format { format: format.name() })
     }
 
@@ -193,36 +245,51 @@ impl Kernels {
         tokens: usize,
         output: Output,
     ) -> Result<(), LaunchError> {
-        let check = Check("matmul");
-        let entries = self.entries(weight.format())?;
-        if tokens == 0 || weight.rows == 0 {
+        self.matmuls(stream, &[(*weight, output)], inputs, tokens)
+    }
+
+    /// The products of matrices of one format with the same inputs, each to its own output: as few launches as possible,
+    /// since a small matrix alone leaves most of a device idle.
+    ///
+    /// # Errors
+    /// See [`Kernels::matmul`]; matrices of different formats.
+    pub fn matmuls(
+        &self,
+        stream: &Stream,
+        products: &[(Matrix, Output)],
+        inputs: Inputs,
+        tokens: usize,
+    ) -> Result<(), LaunchError> {
+        let Some((first, _)) = products.first() else { return Ok(()) };
+        if tokens == 0 {
             return Ok(());
         }
-        let (x, scales) = weight.check_inputs(check, inputs, tokens)?;
-        let args = [
-            weight.data.into(),
-            x,
-            scales,
-            check.holds::<f32>("out", output.to, tokens * weight.rows)?,
-            optional(output.bias.map(|bias| check.holds::<f32>("bias", bias, weight.rows)).transpose()?),
-            check.number("rows", weight.rows)?.into(),
-            check.number("columns", weight.cols())?.into(),
-            check.number("tokens", tokens)?.into(),
-            u32::from(output.add).into(),
-        ];
-        let (function, threads, rows, columns) = match &entries.gemm {
-            Some(gemm) if self.matrix_units && tokens >= GEMM_MIN => {
-                (gemm, GEMM_BLOCK, GEMM_ROWS, GEMM_TOKENS)
-            }
-            _ => {
-                let group = GROUPS.iter().position(|group| *group >= tokens).unwrap_or(GROUPS.len() - 1);
-                (&entries.by_group[group], BLOCK, TILE_ROWS, GROUPS[group])
-            }
-        };
-        let row_blocks = check.number("rows", weight.rows.div_ceil(rows))?;
+        let entries = self.entries(first.format())?;
+        let Choice { function, block, rows, tokens: columns } = entries.choose(self.matrix_units, tokens);
+        let check = Check("matmul");
         let token_blocks = check.number("tokens", tokens.div_ceil(columns))?;
-        let launch = Launch { grid: [row_blocks, token_blocks, 1], block: threads, shared_bytes: 0 };
-        queue(stream, function, launch, &args)
+        for products in products.chunks(MAX_PARTS) {
+            let mut parts = [Arg::from([0; 4]); MAX_PARTS];
+            let mut row_blocks = 0;
+            for (part, (weight, output)) in parts.iter_mut().zip(products) {
+                check.rule(
+                    weight.is_like(first),
+                    "format or columns of a group",
+                    weight.cols(),
+                    "the same for all",
+                )?;
+                *part = output.part(check, weight, tokens)?;
+                row_blocks += weight.rows.div_ceil(rows);
+            }
+            let (x, scales) = first.check_inputs(check, inputs, tokens)?;
+            let [columns, tokens] =
+                [check.number("columns", first.cols())?, check.number("tokens", tokens)?].map(Arg::from);
+            let [a, b, c, d] = parts;
+            let grid = [check.number("rows", row_blocks)?, token_blocks, 1];
+            let args = [x, scales, columns, tokens, a, b, c, d];
+            queue(stream, function, Launch { grid, block, shared_bytes: 0 }, &args)?;
+        }
+        Ok(())
     }
 
     /// `out[i]` = row `ids[i]` (u32) of `table`, decoded: the residual rows of tokens.
@@ -254,9 +321,38 @@ impl Kernels {
     }
 }
 
+impl Output {
+    /// `struct Part` of `kernels/hip/matmul.h`.
+    fn part(&self, check: Check, weight: &Matrix, tokens: usize) -> Result<Arg, LaunchError> {
+        check.holds::<f32>("out", self.to, tokens * weight.rows)?;
+        if let Some(bias) = self.bias {
+            check.holds::<f32>("bias", bias, weight.rows)?;
+        }
+        let rows = check.number("rows", weight.rows)?;
+        let flags = u64::from(rows) | u64::from(self.add) << 32;
+        Ok([weight.data.address(), self.to.address(), self.bias.map_or(0, DeviceSlice::address), flags]
+            .into())
+    }
+}
+
 impl Matrix {
+    /// Whether one launch can multiply both: the same format and inputs.
+    pub(super) fn is_like(&self, other: &Matrix) -> bool {
+        (self.format(), self.cols()) == (other.format(), other.cols())
+    }
+
+    /// The weights as an argument.
+    pub(super) fn data(&self) -> Arg {
+        self.data.into()
+    }
+
     /// The two input arguments: codes and their scales, or values and nothing.
-    fn check_inputs(&self, check: Check, inputs: Inputs, tokens: usize) -> Result<(Arg, Arg), LaunchError> {
+    pub(super) fn check_inputs(
+        &self,
+        check: Check,
+        inputs: Inputs,
+        tokens: usize,
+    ) -> Result<(Arg, Arg), LaunchError> {
         match (inputs, self.format().is_quantised()) {
             (Inputs::Int8(rows), true) => {
                 check.rule(

@@ -16,12 +16,14 @@
 mod attention;
 mod delta_net;
 mod error;
+mod gated;
 mod matmul;
 mod rows;
 
 pub use attention::{Attention, AttentionBuffers, KvCache, KvElement, PARTITION};
 pub use delta_net::{DeltaNet, DeltaNetBuffers, DeltaNetDims};
 pub use error::LaunchError;
+pub use gated::GatedBuffers;
 pub use matmul::{Inputs, Int8Rows, Matrix, Output};
 pub use rows::{Pairing, Rope};
 
@@ -67,6 +69,7 @@ pub struct Kernels {
     attention: attention::Entries,
     delta_net: delta_net::Entries,
     matmul: BTreeMap<Format, matmul::Entries>,
+    gated: gated::Entries,
     compute_units: usize,
     matrix_units: bool,
 }
@@ -90,6 +93,7 @@ impl Kernels {
             attention: attention::Entries::load(&loader)?,
             delta_net: delta_net::Entries::load(&loader)?,
             matmul: matmul.collect::<Result<_, LaunchError>>()?,
+            gated: gated::Entries::load(&loader)?,
             compute_units: device.info().compute_units as usize,
             matrix_units,
         })

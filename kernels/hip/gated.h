@@ -1,0 +1,45 @@
+// The first half of a gated MLP for one token: silu(gate) * up in 8-bit form. The same bits
+// as the products, silu_mul and quantize_rows one after the other.
+#pragma once
+
+#include "matmul.h"
+#include "quantize.h"
+
+static constexpr u32 GATED_ROWS = 2 * TILE_ROWS;  // of a block: a cell of the next matrix's inputs
+
+// A block of MATVEC_THREADS threads computes GATED_ROWS rows.
+template <class F>
+DEVICE void gated(const void* x, const InputCell* input_scales, u32 columns, const u8* gate, const u8* up, u32 rows,
+                  i8* codes, InputCell* scales) {
+  constexpr u32 OUTPUTS = 2 * GATED_ROWS, TILES = OUTPUTS / TILE_ROWS;
+  Product p{};
+  p.x = x, p.scales = input_scales, p.columns = columns, p.tokens = 1;
+  u32 cells = (columns + CELL - 1) / CELL, last_tile = (rows + TILE_ROWS - 1) / TILE_ROWS - 1;
+  const u8* tile[TILES];  // two of gate, two of up
+  UNROLL(TILES)
+  for (u32 t = 0; t < TILES; t++) {
+    tile[t] = (t < 2 ? gate : up) + smaller(block_index_x() * 2 + t % 2, last_tile) * tile_bytes<F>(cells);
+  }
+  u32 token[1] = {0};
+  SHARED_ARRAY(float, part, SLICES * OUTPUTS);
+  SHARED_ARRAY(float, product, OUTPUTS);
+  sum_slices<F, 1, TILES>(p, tile, token, part);
+  block_barrier();
+  u32 thread = thread_index();
+  if (thread < OUTPUTS) product[thread] = add_slices(part, OUTPUTS, thread);
+  block_barrier();
+  if (thread >= WAVE) return;
+  u32 out_row = block_index_x() * GATED_ROWS + thread % GATED_ROWS;
+  bool real = out_row < rows;
+  float value = real ? silu(product[thread % GATED_ROWS]) * product[GATED_ROWS + thread % GATED_ROWS] : 0.0f;
+  QuantizedValue quantized = quantize(value);
+  if (!real || thread >= GATED_ROWS) return;
+  codes[out_row] = (i8)quantized.code;
+  if (thread == 0) scales[block_index_x()] = quantized.cell;
+}
+
+#define GATED_KERNEL(name, Format)                                                                                \
+  KERNEL(gated_##name, MATVEC_THREADS, const void* x, const InputCell* input_scales, u32 columns, const u8* gate, \
+         const u8* up, u32 rows, i8* codes, InputCell* scales) {                                                  \
+    gated<Format>(x, input_scales, columns, gate, up, rows, codes, scales);                                       \
+  }
