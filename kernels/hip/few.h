@@ -8,16 +8,16 @@
 #include "matmul.h"
 #include "mma.h"
 
-#ifndef VARIANT_FEW_THREADS
-#define VARIANT_FEW_THREADS 256
-#endif
-#ifndef VARIANT_FEW_STEPS
-#define VARIANT_FEW_STEPS 4
-#endif
-static constexpr u32 FEW_THREADS = VARIANT_FEW_THREADS;
+static constexpr u32 FEW_THREADS = 256;
 static constexpr u32 FEW_WAVES = FEW_THREADS / WAVE;
+static constexpr u32 FEW_TILES = 2;             // of a block: what a wave reads of the inputs serves both
 static constexpr u32 GROUP = WAVE / TILE_ROWS;  // cells of a step of a wave
-static constexpr u32 STEPS_AHEAD = VARIANT_FEW_STEPS;         // steps whose weights are on their way
+
+// Steps whose weights a wave asks for before it uses the first: as many as registers allow.
+template <class F>
+DEVICE constexpr u32 few_steps(u32 tokens) {
+  return MMA_ROWS == 2 && (tokens <= 8 || F::RUNS == 2) ? 2 : 1;
+}
 
 // The weights of a step.
 template <class F>
@@ -180,6 +180,8 @@ DEVICE void add_few_steps(const u8* const* tile, u32 cells, const FewInputs& inp
     for (u32 t = 0; t < TILES; t++) decode_scales<F>(weights[step][t].scales, scales[t].scale, scales[t].min);
     UNROLL(GROUP)
     for (u32 i = 0; i < LEFT; i++) {
+      // Where lanes hold many rows, one cell's shuffles must not be mixed with the next one's: they would fill the registers.
+      if constexpr (MMA_ROWS != 2) loads_under_way();
       add_few<F, VALUES, TILES>(weights[step], codes[i], scales, facts, i, sum);
     }
   }
@@ -205,9 +207,10 @@ DEVICE void sum_few(const u8* const* tile, u32 cells, const FewInputs& inputs, u
 template <class F, u32 TOKENS, u32 TILES>
 DEVICE void few(const Product& p) {
   static_assert(SLICES % FEW_WAVES == 0, "slices for waves");
-  constexpr u32 ROWS = TILES * TILE_ROWS, OUTPUTS = TOKENS * ROWS;
+  constexpr u32 ROWS = TILES * TILE_ROWS;
+  constexpr u32 STRIDE = ROWS + 4;  // so that the values of a wave lie in different banks
   constexpr u32 VALUES = TOKENS <= 8 ? MMA_NARROW_VALUES : MMA_VALUES;
-  SHARED_ARRAY(float, part, SLICES * OUTPUTS);
+  SHARED_ARRAY(float, part, SLICES * TOKENS * STRIDE);
   u32 cells = p.columns / CELL, per_slice = (cells + SLICES - 1) / SLICES;
   const u8* tile[TILES];
   tiles_of_block<F, TILES>(p, tile);
@@ -223,15 +226,20 @@ DEVICE void few(const Product& p) {
     u32 slice = wave_index() * (SLICES / FEW_WAVES) + i;
     u32 first = smaller(slice * per_slice, cells), last = smaller(first + per_slice, cells);
     float sum[TILES][VALUES] = {};
-    sum_few<F, VALUES, TILES, STEPS_AHEAD>(tile, cells, inputs, first, last, sum);
+    sum_few<F, VALUES, TILES, few_steps<F>(TOKENS)>(tile, cells, inputs, first, last, sum);
     UNROLL(TILES)
     for (u32 t = 0; t < TILES; t++) {
       UNROLL(VALUES)
       for (u32 n = 0; n < VALUES; n++) {
         u32 column = mma_column(n);
-        if (column < TOKENS) part[(slice * TOKENS + column) * ROWS + t * TILE_ROWS + mma_row(n)] = sum[t][n];
+        if (column < TOKENS) part[(slice * TOKENS + column) * STRIDE + t * TILE_ROWS + mma_row(n)] = sum[t][n];
       }
     }
   }
-  write_outputs<TOKENS, ROWS>(p, part);
+  write_outputs<TOKENS, ROWS, STRIDE>(p, part);
 }
+
+#define FEW_KERNEL(name, Format, TOKENS)                                                   \
+  KERNEL(name, FEW_THREADS, PRODUCT_PARAMETERS) {                                          \
+    few<Format, TOKENS, FEW_TILES>(PRODUCT_OF_BLOCK(FEW_TILES * TILE_ROWS));               \
+  }

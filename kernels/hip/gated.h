@@ -38,8 +38,8 @@ DEVICE void gated(const void* x, const InputCell* input_scales, u32 columns, con
   if (thread == 0) scales[block_index_x()] = quantized.cell;
 }
 
-#define GATED_KERNEL(name, Format)                                                                                \
-  KERNEL(gated_##name, MATVEC_THREADS, const void* x, const InputCell* input_scales, u32 columns, const u8* gate, \
-         const u8* up, u32 rows, i8* codes, InputCell* scales) {                                                  \
-    gated<Format>(x, input_scales, columns, gate, up, rows, codes, scales);                                       \
+#define GATED_KERNEL(name, Format)                                                                        \
+  KERNEL(name, MATVEC_THREADS, const void* x, const InputCell* input_scales, u32 columns, const u8* gate, \
+         const u8* up, u32 rows, i8* codes, InputCell* scales) {                                          \
+    gated<Format>(x, input_scales, columns, gate, up, rows, codes, scales);                               \
   }

@@ -4,9 +4,6 @@
 // are multiplied as bytes with exact integer sums, and scaled and added per cell in the order of matmul.h: the same bits.
 #pragma once
 
-#ifndef VARIANT_FEW_TILES
-#define VARIANT_FEW_TILES 1
-#endif
 #include "few.h"
 #include "gated.h"
 
@@ -165,9 +162,9 @@ DEVICE void gemm(const Product& p) {
 }
 
 // The entry points of a quantised format: those of MATMUL_KERNELS, few_<name>_{8,16}, gated_<name> and gemm_<name>.
-#define QUANT_KERNELS(name, Format)                                                                          \
-  MATMUL_KERNELS(name, Format)                                                                               \
-  KERNEL(few_##name##_8, FEW_THREADS, PRODUCT_PARAMETERS) { few<Format, 8, VARIANT_FEW_TILES>(PRODUCT_OF_BLOCK(VARIANT_FEW_TILES*TILE_ROWS)); }   \
-  KERNEL(few_##name##_16, FEW_THREADS, PRODUCT_PARAMETERS) { few<Format, 16, VARIANT_FEW_TILES>(PRODUCT_OF_BLOCK(VARIANT_FEW_TILES*TILE_ROWS)); } \
-  KERNEL(gemm_##name, GEMM_THREADS, PRODUCT_PARAMETERS) { gemm<Format>(PRODUCT_OF_BLOCK(GEMM_ROWS)); }       \
-  GATED_KERNEL(name, Format)
+#define QUANT_KERNELS(name, Format)                                                                    \
+  MATMUL_KERNELS(name, Format)                                                                         \
+  FEW_KERNEL(few_##name##_8, Format, 8)                                                                \
+  FEW_KERNEL(few_##name##_16, Format, 16)                                                              \
+  GATED_KERNEL(gated_##name, Format)                                                                   \
+  KERNEL(gemm_##name, GEMM_THREADS, PRODUCT_PARAMETERS) { gemm<Format>(PRODUCT_OF_BLOCK(GEMM_ROWS)); }

@@ -6,10 +6,7 @@
 
 #include "formats.h"
 
-#ifndef VARIANT_SLICES
-#define VARIANT_SLICES 16
-#endif
-static constexpr u32 SLICES = VARIANT_SLICES;
+static constexpr u32 SLICES = 16;
 static constexpr u32 MATVEC_THREADS = TILE_ROWS * SLICES;
 
 // Scale and sums of a cell of 8-bit inputs.
@@ -80,12 +77,9 @@ DEVICE float add_cell(const QuantCell<F>& weight, const i32* x, InputCell input,
   return fused_multiply_add(input.scale, t, y);
 }
 
-// Bytes of codes that a thread asks for before it uses the first of them: what keeps the memory of a large device busy with
-// the threads that the smallest matrices of a model give it.
-#ifndef VARIANT_BYTES
-#define VARIANT_BYTES 64
-#endif
-static constexpr u32 BYTES_AHEAD = VARIANT_BYTES;
+// Cells that a thread asks for before it uses the first of them, and with many tokens: what keeps the memory of a large
+// device busy with the threads that the smallest matrices of a model give it.
+static constexpr u32 CELLS_AHEAD = 4;
 
 // Adds BATCH cells of a row of TILES tiles, from `first` on, with the inputs of TOKENS tokens.
 template <class F, u32 BATCH, u32 TOKENS, u32 TILES>
@@ -133,47 +127,53 @@ DEVICE void sum_quantised(const Product& p, const u8* const* tile, u32 row, u32 
   if constexpr (BATCH > 1) sum_quantised<F, BATCH / 2, TOKENS, TILES>(p, tile, row, first, last, token, sum);
 }
 
-// PIECE inputs of a token from column `k` on, zeros beyond the last column; ALIGNED: rows are whole vectors of four.
-template <u32 PIECE, bool ALIGNED>
+// PIECE inputs of a token from column `k` on; unless rows are WHOLE cells, zeros beyond the last column.
+template <u32 PIECE, bool WHOLE>
 DEVICE void load_inputs(const float* row, u32 k, u32 columns, float* x) {
-  UNROLL(2)
-  for (u32 i = 0; i < PIECE; i += 4) {
-    if constexpr (ALIGNED) {
-      f32x4 values = k + i < columns ? *reinterpret_cast<const f32x4*>(row + k + i) : f32x4{{0.0f, 0.0f, 0.0f, 0.0f}};
+  UNROLL(PIECE)
+  for (u32 i = 0; i < PIECE; i += WHOLE ? 4 : 1) {
+    if constexpr (WHOLE) {
+      f32x4 values = *reinterpret_cast<const f32x4*>(row + k + i);
       for (u32 n = 0; n < 4; n++) x[i + n] = values.v[n];
     } else {
-      for (u32 n = 0; n < 4; n++) x[i + n] = k + i + n < columns ? row[k + i + n] : 0.0f;
+      float value = row[smaller(k + i, columns - 1)];
+      x[i] = k + i < columns ? value : 0.0f;
     }
   }
 }
 
-template <class F, bool ALIGNED, u32 TOKENS, u32 TILES>
+template <class F, bool WHOLE, u32 TOKENS, u32 TILES>
 DEVICE void sum_floats(const Product& p, const u8* const* tile, u32 row, u32 first, u32 last, const u32* token,
                        float (*sum)[TOKENS]) {
   constexpr u32 PIECE = 16 / sizeof(typename F::Value), PIECES = CELL / PIECE;
+  constexpr u32 AHEAD = WHOLE ? 4 : 1;  // pieces that a thread asks for before it uses the first
+  UNROLL(1)
   for (u32 cell = first; cell < last; cell++) {
-    i32x4 raw[TILES][PIECES];
-    UNROLL(TILES)
-    for (u32 n = 0; n < TILES; n++) {
-      UNROLL(PIECES)
-      for (u32 i = 0; i < PIECES; i++) raw[n][i] = load_piece(tile[n], (u64)cell * PIECES + i, row);
-    }
-    loads_under_way();
     float t[TILES][TOKENS] = {};
-    UNROLL(PIECES)
-    for (u32 i = 0; i < PIECES; i++) {
-      float weight[TILES][PIECE];
+    UNROLL(1)
+    for (u32 start = 0; start < PIECES; start += AHEAD) {
+      i32x4 raw[TILES][AHEAD];
       UNROLL(TILES)
-      for (u32 n = 0; n < TILES; n++) decode_piece<F>(raw[n][i], weight[n]);
-      UNROLL(TOKENS)
-      for (u32 c = 0; c < TOKENS; c++) {
-        float x[PIECE];
-        const float* from = static_cast<const float*>(p.x) + (u64)token[c] * p.columns;
-        load_inputs<PIECE, ALIGNED>(from, cell * CELL + i * PIECE, p.columns, x);
+      for (u32 n = 0; n < TILES; n++) {
+        UNROLL(AHEAD)
+        for (u32 i = 0; i < AHEAD; i++) raw[n][i] = load_piece(tile[n], (u64)cell * PIECES + start + i, row);
+      }
+      loads_under_way();
+      UNROLL(AHEAD)
+      for (u32 i = 0; i < AHEAD; i++) {
+        float weight[TILES][PIECE];
         UNROLL(TILES)
-        for (u32 n = 0; n < TILES; n++) {
-          UNROLL(PIECE)
-          for (u32 k = 0; k < PIECE; k++) t[n][c] = fused_multiply_add(weight[n][k], x[k], t[n][c]);
+        for (u32 n = 0; n < TILES; n++) decode_piece<F>(raw[n][i], weight[n]);
+        UNROLL(TOKENS)
+        for (u32 c = 0; c < TOKENS; c++) {
+          float x[PIECE];
+          const float* from = static_cast<const float*>(p.x) + (u64)token[c] * p.columns;
+          load_inputs<PIECE, WHOLE>(from, cell * CELL + (start + i) * PIECE, p.columns, x);
+          UNROLL(TILES)
+          for (u32 n = 0; n < TILES; n++) {
+            UNROLL(PIECE)
+            for (u32 k = 0; k < PIECE; k++) t[n][c] = fused_multiply_add(weight[n][k], x[k], t[n][c]);
+          }
         }
       }
     }
@@ -205,10 +205,9 @@ DEVICE void sum_slices(const Product& p, const u8* const* tile, const u32* token
     u32 first = smaller(slice * per_slice, cells), last = smaller(first + per_slice, cells);
     float sum[TILES][TOKENS] = {};
     if constexpr (F::QUANTISED) {
-      constexpr u32 WANTED = BYTES_AHEAD / (F::LOW_BYTES + F::HIGH_BYTES) / TILES / (TOKENS > 2 ? 2 : 1);
-      constexpr u32 BATCH = WANTED > 8 ? 8 : WANTED < 1 ? 1 : WANTED;
+      constexpr u32 BATCH = CELLS_AHEAD / TILES;
       sum_quantised<F, BATCH, TOKENS, TILES>(p, tile, row, first, last, token, sum);
-    } else if (p.columns % 4 == 0) {
+    } else if (p.columns % CELL == 0) {
       sum_floats<F, true, TOKENS, TILES>(p, tile, row, first, last, token, sum);
     } else {
       sum_floats<F, false, TOKENS, TILES>(p, tile, row, first, last, token, sum);
@@ -221,11 +220,11 @@ DEVICE void sum_slices(const Product& p, const u8* const* tile, const u32* token
   }
 }
 
-// The sum of a row's slices; `part` is [SLICES][outputs].
-DEVICE float add_slices(const float* part, u32 outputs, u32 output) {
+// The sum of an output's slices, which are `stride` apart.
+DEVICE float add_slices(const float* part, u32 stride, u32 output) {
   float total = 0.0f;
   UNROLL(SLICES)
-  for (u32 slice = 0; slice < SLICES; slice++) total += part[slice * outputs + output];
+  for (u32 slice = 0; slice < SLICES; slice++) total += part[slice * stride + output];
   return total;
 }
 
@@ -237,15 +236,20 @@ DEVICE void tiles_of_block(const Product& p, const u8** tile) {
   for (u32 t = 0; t < TILES; t++) tile[t] = p.weights + smaller(p.row_block * TILES + t, last) * tile_bytes<F>(cells);
 }
 
-// Adds the slices in `part`, [SLICES][TOKENS][ROWS], that the block's threads wrote.
-template <u32 TOKENS, u32 ROWS>
+// Adds the slices in `part`, [SLICES][TOKENS][STRIDE], of which ROWS are used, that the block's threads wrote.
+template <u32 TOKENS, u32 ROWS, u32 STRIDE>
 DEVICE void write_outputs(const Product& p, const float* part) {
   block_barrier();
   for (u32 output = thread_index(); output < TOKENS * ROWS; output += block_threads()) {
-    u32 row = p.row_block * ROWS + output % ROWS, token = block_index_y() * TOKENS + output / ROWS;
-    if (row < p.rows && token < p.tokens) write_output(p, token, row, add_slices(part, TOKENS * ROWS, output));
+    u32 in_block = output % ROWS, in_group = output / ROWS;
+    u32 row = p.row_block * ROWS + in_block, token = block_index_y() * TOKENS + in_group;
+    if (row >= p.rows || token >= p.tokens) continue;
+    write_output(p, token, row, add_slices(part, TOKENS * STRIDE, in_group * STRIDE + in_block));
   }
 }
+
+// Tiles of a block that multiplies TOKENS tokens.
+DEVICE constexpr u32 matvec_tiles(u32 tokens) { return tokens < 4 ? 1 : 2; }
 
 // A block of at most MATVEC_THREADS threads multiplies TILES tiles with TOKENS tokens.
 template <class F, u32 TOKENS, u32 TILES>
@@ -258,7 +262,7 @@ DEVICE void matvec(const Product& p) {
   for (u32 c = 0; c < TOKENS; c++) token[c] = smaller(block_index_y() * TOKENS + c, p.tokens - 1);
   SHARED_ARRAY(float, part, SLICES * TOKENS * ROWS);
   sum_slices<F, TOKENS, TILES>(p, tile, token, part);
-  write_outputs<TOKENS, ROWS>(p, part);
+  write_outputs<TOKENS, ROWS, ROWS>(p, part);
 }
 
 // out[i] = row ids[i], a cell a thread.
@@ -292,12 +296,11 @@ DEVICE void embed(const u8* weights, const u32* ids, float* out, u32 columns) {
   }
 }
 
-#ifndef VARIANT_TILES
-#define VARIANT_TILES 1
-#endif
-#define MATVEC_KERNEL(name, Format, TOKENS)                                                \
-  KERNEL(name, MATVEC_THREADS, PRODUCT_PARAMETERS) {                                       \
-    matvec<Format, TOKENS, VARIANT_TILES>(PRODUCT_OF_BLOCK(VARIANT_TILES * TILE_ROWS));                            \
+// A block takes one tile; with many tokens two, which halves what it reads of the inputs.
+#define MATVEC_KERNEL(name, Format, TOKENS)                                          \
+  KERNEL(name, MATVEC_THREADS, PRODUCT_PARAMETERS) {                                 \
+    constexpr u32 TILES = matvec_tiles(TOKENS);                                      \
+    matvec<Format, TOKENS, TILES>(PRODUCT_OF_BLOCK(TILES * TILE_ROWS));              \
   }
 
 // The entry points of a format: matvec_<name>_{1,2,4,8} and embed_<name>.

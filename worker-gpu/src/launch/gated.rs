@@ -6,9 +6,8 @@ use spillway_kernels::device_layout::CELL_COLS;
 
 entries!(Entries: "silu_quantize" { silu_quantize });
 
-/// Rows and threads of a block of the kernels that do it all at once.
+/// Rows of a block of the kernels that do it all at once.
 const ROWS: usize = CELL_COLS;
-const BLOCK: u32 = 256;
 /// Threads of a block that works on elements.
 const ELEMENTS: usize = 256;
 
@@ -85,8 +84,10 @@ impl Kernels {
             out.codes().into(),
             out.scales().into(),
         ];
-        let blocks = check.number("rows", gate.rows().div_ceil(ROWS))?;
-        queue(stream, &entries.gated, Launch::linear(blocks, BLOCK), &args)
+        let blocks = gate.rows().div_ceil(ROWS);
+        let block = entries.gated.block(blocks, self.compute_units);
+        let launch = Launch::linear(check.number("rows", blocks)?, block);
+        queue(stream, &entries.gated.function, launch, &args)
     }
 
     /// `out = silu(gate) * up` in 8-bit form.

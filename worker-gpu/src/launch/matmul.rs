@@ -1,18 +1,18 @@
 //! Products of weight matrices with the rows of a step, and embedding rows.
 
 use super::{Check, Kernels, LaunchError, Loader, optional, queue};
-use crate::hip::{Arg, DeviceSlice, Function, Launch, Stream};
+use crate::hip::{Arg, DeviceSlice, Function, Launch, Module, Stream};
 use spillway_kernels::device_layout::{CELL_COLS, DeviceLayout, TILE_ROWS};
 use spillway_kernels::formats::{Format, FormatError};
 
 /// Matrices of one launch: the parameters of the kernels in `kernels/hip/matmul.h`.
 const MAX_PARTS: usize = 4;
-/// Tokens that the launch shapes of the row-by-row kernels take.
-const GROUPS: [usize; 4] = [1, 2, 4, 8];
-/// Threads of a row-by-row product: [`TILE_ROWS`] rows by 16 slices of the columns.
-const BLOCK: u32 = 256;
-/// Tokens that the launch shapes of the kernels for few tokens on matrix units take, and their threads.
-const FEW: [usize; 2] = [8, 16];
+/// Launch shapes of the row-by-row kernels: tokens and tiles of a block.
+const GROUPS: [(usize, usize); 4] = [(1, 1), (2, 1), (4, 2), (8, 2)];
+/// Threads of a block of theirs: [`TILE_ROWS`] rows by 16 slices of the columns, or by half as many groups of slices.
+pub(super) const BLOCKS: [u32; 2] = [256, 128];
+/// Launch shapes of the kernels for few tokens on matrix units, and their threads.
+const FEW: [(usize, usize); 2] = [(8, 2), (16, 2)];
 const FEW_BLOCK: u32 = 256;
 /// Tokens from which they beat the row-by-row kernels.
 const FEW_MIN: usize = 5;
@@ -161,7 +161,7 @@ impl Output {
 #[derive(Debug)]
 pub(super) struct Entries {
     /// Row by row, for each of [`GROUPS`].
-    by_group: [Function; GROUPS.len()],
+    by_group: [Kernel; GROUPS.len()],
     embed: Function,
     /// For quantised formats.
     pub quantised: Option<QuantisedEntries>,
@@ -175,20 +175,49 @@ pub(super) struct QuantisedEntries {
     /// On matrix units.
     gemm: Function,
     /// The first half of a gated MLP.
-    pub gated: Function,
+    pub gated: Kernel,
+}
+
+/// A kernel that runs in blocks of any of [`BLOCKS`].
+#[derive(Debug)]
+pub(super) struct Kernel {
+    pub function: Function,
+    /// Of a thread.
+    registers: usize,
+}
+
+/// Registers of a compute unit: of NVIDIA's since Kepler and AMD's before RDNA 3, which has more.
+const REGISTERS: usize = 65536;
+
+impl Kernel {
+    fn load(module: &Module, name: &str) -> Result<Self, LaunchError> {
+        let function = module.function(name)?;
+        let registers = function.resources()?.registers as usize;
+        Ok(Self { function, registers })
+    }
+
+    /// The threads of a block for so many blocks. Large blocks have the most loads on their way; but when only small ones
+    /// are all on the device at once, they are done sooner than large ones in turns.
+    pub fn block(&self, blocks: usize, compute_units: usize) -> u32 {
+        let fits = |block: u32| {
+            let resident = REGISTERS / (self.registers.max(1) * block as usize);
+            blocks <= resident * compute_units
+        };
+        BLOCKS.into_iter().find(|block| fits(*block)).unwrap_or(BLOCKS[0])
+    }
 }
 
 impl Entries {
     pub(super) fn load(loader: &Loader<'_>, format: Format) -> Result<Self, LaunchError> {
         let name = format.name().to_lowercase();
         let module = loader.module(&format!("matmul_{name}"))?;
-        let group = |tokens: usize| module.function(&format!("matvec_{name}_{tokens}"));
-        let few = |tokens: usize| module.function(&format!("few_{name}_{tokens}"));
+        let group = |(tokens, _): (usize, usize)| Kernel::load(&module, &format!("matvec_{name}_{tokens}"));
+        let few = |(tokens, _): (usize, usize)| module.function(&format!("few_{name}_{tokens}"));
         let quantised = || -> Result<QuantisedEntries, LaunchError> {
             Ok(QuantisedEntries {
                 few: [few(FEW[0])?, few(FEW[1])?],
                 gemm: module.function(&format!("gemm_{name}"))?,
-                gated: module.function(&format!("gated_{name}"))?,
+                gated: Kernel::load(&module, &format!("gated_{name}"))?,
             })
         };
         Ok(Self {
@@ -200,30 +229,41 @@ impl Entries {
 
     /// The kernel for a number of tokens.
     fn choose(&self, matrix_units: bool, tokens: usize) -> Choice<'_> {
-        let fitting =
-            |shapes: &[usize]| shapes.iter().position(|shape| *shape >= tokens).unwrap_or(shapes.len() - 1);
+        let fitting = |shapes: &[(usize, usize)]| {
+            shapes.iter().position(|(most, _)| *most >= tokens).unwrap_or(shapes.len() - 1)
+        };
         match &self.quantised {
             Some(entries) if matrix_units && tokens >= GEMM_MIN => {
-                Choice { function: &entries.gemm, block: GEMM_BLOCK, rows: GEMM_ROWS, tokens: GEMM_TOKENS }
+                let threads = Threads::Fixed(GEMM_BLOCK);
+                Choice { function: &entries.gemm, threads, rows: GEMM_ROWS, tokens: GEMM_TOKENS }
             }
             Some(entries) if matrix_units && tokens >= FEW_MIN => {
                 let shape = fitting(&FEW);
-                let (function, tokens) = (&entries.few[shape], FEW[shape]);
-                Choice { function, block: FEW_BLOCK, rows: TILE_ROWS, tokens }
+                let (function, (tokens, tiles)) = (&entries.few[shape], FEW[shape]);
+                let threads = Threads::Fixed(FEW_BLOCK);
+                Choice { function, threads, rows: tiles * TILE_ROWS, tokens }
             }
             _ => {
                 let shape = fitting(&GROUPS);
-                let (function, tokens) = (&self.by_group[shape], GROUPS[shape]);
-                Choice { function, block: BLOCK, rows: TILE_ROWS, tokens }
+                let (kernel, (tokens, tiles)) = (&self.by_group[shape], GROUPS[shape]);
+                let threads = Threads::Of(kernel);
+                Choice { function: &kernel.function, threads, rows: tiles * TILE_ROWS, tokens }
             }
         }
     }
 }
 
+/// How many threads a block has.
+enum Threads<'e> {
+    Fixed(u32),
+    /// As many as [`Kernel::block`] says.
+    Of(&'e Kernel),
+}
+
 /// A kernel, its threads, and the rows and tokens of a block.
 struct Choice<'e> {
     function: &'e Function,
-    block: u32,
+    threads: Threads<'e>,
     rows: usize,
     tokens: usize,
 }
@@ -265,7 +305,7 @@ impl Kernels {
             return Ok(());
         }
         let entries = self.entries(first.format())?;
-        let Choice { function, block, rows, tokens: columns } = entries.choose(self.matrix_units, tokens);
+        let Choice { function, threads, rows, tokens: columns } = entries.choose(self.matrix_units, tokens);
         let check = Check("matmul");
         let token_blocks = check.number("tokens", tokens.div_ceil(columns))?;
         for products in products.chunks(MAX_PARTS) {
@@ -285,6 +325,10 @@ impl Kernels {
             let [columns, tokens] =
                 [check.number("columns", first.cols())?, check.number("tokens", tokens)?].map(Arg::from);
             let [a, b, c, d] = parts;
+            let block = match threads {
+                Threads::Fixed(block) => block,
+                Threads::Of(kernel) => kernel.block(row_blocks * token_blocks as usize, self.compute_units),
+            };
             let grid = [check.number("rows", row_blocks)?, token_blocks, 1];
             let args = [x, scales, columns, tokens, a, b, c, d];
             queue(stream, function, Launch { grid, block, shared_bytes: 0 }, &args)?;
