@@ -228,3 +228,15 @@ DEVICE void decode_piece(const i32x4& piece, float* out) {
     }
   }
 }
+
+// One value of a row of floating-point cells.
+template <class F>
+DEVICE float load_value(const u8* tile, u32 column, u32 row) {
+  constexpr u32 PIECE = 16 / sizeof(typename F::Value);
+  const u8* from = tile + ((u64)(column / PIECE) * TILE_ROWS + row) * 16 + column % PIECE * sizeof(typename F::Value);
+  if constexpr (sizeof(typename F::Value) == 4) {
+    return load<float>(from);
+  } else {
+    return to_f32(load<typename F::Value>(from));
+  }
+}

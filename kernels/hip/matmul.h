@@ -127,26 +127,21 @@ DEVICE void sum_quantised(const Product& p, const u8* const* tile, u32 row, u32 
   if constexpr (BATCH > 1) sum_quantised<F, BATCH / 2, TOKENS, TILES>(p, tile, row, first, last, token, sum);
 }
 
-// PIECE inputs of a token from column `k` on; unless rows are WHOLE cells, zeros beyond the last column.
-template <u32 PIECE, bool WHOLE>
-DEVICE void load_inputs(const float* row, u32 k, u32 columns, float* x) {
+template <u32 PIECE>
+DEVICE void load_inputs(const float* from, float* x) {
   UNROLL(PIECE)
-  for (u32 i = 0; i < PIECE; i += WHOLE ? 4 : 1) {
-    if constexpr (WHOLE) {
-      f32x4 values = *reinterpret_cast<const f32x4*>(row + k + i);
-      for (u32 n = 0; n < 4; n++) x[i + n] = values.v[n];
-    } else {
-      float value = row[smaller(k + i, columns - 1)];
-      x[i] = k + i < columns ? value : 0.0f;
-    }
+  for (u32 i = 0; i < PIECE; i += 4) {
+    f32x4 values = *reinterpret_cast<const f32x4*>(from + i);
+    for (u32 n = 0; n < 4; n++) x[i + n] = values.v[n];
   }
 }
 
-template <class F, bool WHOLE, u32 TOKENS, u32 TILES>
+// Whole cells of floating-point weights.
+template <class F, u32 TOKENS, u32 TILES>
 DEVICE void sum_floats(const Product& p, const u8* const* tile, u32 row, u32 first, u32 last, const u32* token,
                        float (*sum)[TOKENS]) {
   constexpr u32 PIECE = 16 / sizeof(typename F::Value), PIECES = CELL / PIECE;
-  constexpr u32 AHEAD = WHOLE ? 4 : 1;  // pieces that a thread asks for before it uses the first
+  constexpr u32 AHEAD = 4;  // pieces that a thread asks for before it uses the first
   UNROLL(1)
   for (u32 cell = first; cell < last; cell++) {
     float t[TILES][TOKENS] = {};
@@ -166,15 +161,42 @@ DEVICE void sum_floats(const Product& p, const u8* const* tile, u32 row, u32 fir
         for (u32 n = 0; n < TILES; n++) decode_piece<F>(raw[n][i], weight[n]);
         UNROLL(TOKENS)
         for (u32 c = 0; c < TOKENS; c++) {
-          float x[PIECE];
-          const float* from = static_cast<const float*>(p.x) + (u64)token[c] * p.columns;
-          load_inputs<PIECE, WHOLE>(from, cell * CELL + (start + i) * PIECE, p.columns, x);
+          const float* x = static_cast<const float*>(p.x) + (u64)token[c] * p.columns;
+          float of_piece[PIECE];
+          load_inputs<PIECE>(x + cell * CELL + (start + i) * PIECE, of_piece);
           UNROLL(TILES)
           for (u32 n = 0; n < TILES; n++) {
             UNROLL(PIECE)
-            for (u32 k = 0; k < PIECE; k++) t[n][c] = fused_multiply_add(weight[n][k], x[k], t[n][c]);
+            for (u32 k = 0; k < PIECE; k++) t[n][c] = fused_multiply_add(weight[n][k], of_piece[k], t[n][c]);
           }
         }
+      }
+    }
+    UNROLL(TILES)
+    for (u32 n = 0; n < TILES; n++) {
+      UNROLL(TOKENS)
+      for (u32 c = 0; c < TOKENS; c++) sum[n][c] += t[n][c];
+    }
+  }
+}
+
+// The same where the last cell is cut, column by column.
+template <class F, u32 TOKENS, u32 TILES>
+DEVICE void sum_cut_floats(const Product& p, const u8* const* tile, u32 row, u32 first, u32 last, const u32* token,
+                           float (*sum)[TOKENS]) {
+  UNROLL(1)
+  for (u32 cell = first; cell < last; cell++) {
+    float t[TILES][TOKENS] = {};
+    UNROLL(1)
+    for (u32 column = cell * CELL; column < smaller(cell * CELL + CELL, p.columns); column++) {
+      float weight[TILES];
+      UNROLL(TILES)
+      for (u32 n = 0; n < TILES; n++) weight[n] = load_value<F>(tile[n], column, row);
+      UNROLL(TOKENS)
+      for (u32 c = 0; c < TOKENS; c++) {
+        float x = static_cast<const float*>(p.x)[(u64)token[c] * p.columns + column];
+        UNROLL(TILES)
+        for (u32 n = 0; n < TILES; n++) t[n][c] = fused_multiply_add(weight[n], x, t[n][c]);
       }
     }
     UNROLL(TILES)
@@ -208,9 +230,9 @@ DEVICE void sum_slices(const Product& p, const u8* const* tile, const u32* token
       constexpr u32 BATCH = CELLS_AHEAD / TILES;
       sum_quantised<F, BATCH, TOKENS, TILES>(p, tile, row, first, last, token, sum);
     } else if (p.columns % CELL == 0) {
-      sum_floats<F, true, TOKENS, TILES>(p, tile, row, first, last, token, sum);
+      sum_floats<F, TOKENS, TILES>(p, tile, row, first, last, token, sum);
     } else {
-      sum_floats<F, false, TOKENS, TILES>(p, tile, row, first, last, token, sum);
+      sum_cut_floats<F, TOKENS, TILES>(p, tile, row, first, last, token, sum);
     }
     UNROLL(TILES)
     for (u32 t = 0; t < TILES; t++) {

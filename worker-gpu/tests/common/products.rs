@@ -247,7 +247,7 @@ pub fn silu_quantize(bench: &Bench<'_>) {
     assert!(bench.download::<u8>(&got) == bench.download::<u8>(&expected));
 }
 
-/// Many tokens at once, with the kernels for matrix units (elsewhere emulated) and without: the same bits.
+/// Few and many tokens at once, with the kernels for matrix units (elsewhere emulated) and without: the same bits.
 pub fn gemm(bench: &Bench<'_>) {
     let mut numbers = Numbers::new(24);
     let formats =
@@ -257,17 +257,21 @@ pub fn gemm(bench: &Bench<'_>) {
     });
     for format in formats {
         // Blocks and stages are cut, slices end inside stages.
-        let (rows, cols, tokens) = (70, if format.block_len() == 32 { 23 * 32 } else { 768 }, 131);
+        let (rows, cols, most) = (70, if format.block_len() == 32 { 23 * 32 } else { 768 }, 131);
         let file = random_weights(&mut numbers, format, rows, cols);
         let (matrix, _memory) = upload_matrix(bench, format, rows, cols, &file);
-        let (inputs, _inputs) = upload_inputs(bench, format, &numbers.units(tokens * cols), cols);
-        let (bias, out) = (bench.upload(&numbers.units(rows)), bench.empty::<f32>(tokens * rows));
-        let [on_units, row_by_row] = kernels.each_ref().map(|kernels| {
-            let output = Output::store(out.slice()).with_bias(Some(bias.slice()));
-            kernels.matmul(&bench.stream, &matrix, inputs, tokens, output).unwrap();
-            bench.download::<f32>(&out)
-        });
-        assert!(on_units == row_by_row, "{}", format.name());
+        let (inputs, _inputs) = upload_inputs(bench, format, &numbers.units(most * cols), cols);
+        let (bias, out) = (bench.upload(&numbers.units(rows)), bench.empty::<f32>(most * rows));
+        for tokens in [7, 18, most] {
+            let [on_units, row_by_row] = kernels.each_ref().map(|kernels| {
+                let output = Output::store(out.slice()).with_bias(Some(bias.slice()));
+                kernels.matmul(&bench.stream, &matrix, inputs, tokens, output).unwrap();
+                let mut got = bench.download::<f32>(&out);
+                got.truncate(tokens * rows);
+                got
+            });
+            assert!(on_units == row_by_row, "{} x {tokens}", format.name());
+        }
     }
 }
 
