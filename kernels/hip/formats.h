@@ -77,67 +77,94 @@ DEVICE u32 codebook_values(u32 codes) {
   return (low & ~upper) | (high & upper);
 }
 
-// A row of a cell as it lies in memory: what is fetched ahead of its use.
-template <class F>
-struct RawCell {
-  static constexpr u32 LOW_WORDS = F::LOW_BYTES / 4, HIGH_WORDS = F::HIGH_BYTES / 4;
-  i32 low[LOW_WORDS];
-  i32 high[HIGH_WORDS == 0 ? 1 : HIGH_WORDS];
-  u32 numbers, factors;  // of the scales; mins, where there are any, above them
+// WORDS of the eight code words of a row of a cell as they lie in memory: those from `first` on, a multiple of WORDS.
+template <class F, u32 WORDS>
+struct RawCodes {
+  static constexpr u32 LOW_WORDS = F::LOW_BITS == 8 ? WORDS : F::LOW_BITS == 2 ? 2 : WORDS < 4 ? WORDS : 4;
+  static constexpr u32 HIGH_WORDS = F::HIGH_BITS == 2 && WORDS == 8 ? 2 : 1;
+  u32 low[LOW_WORDS];
+  u32 high[HIGH_WORDS];  // unset without high bits
 };
 
-template <class F>
-DEVICE RawCell<F> fetch_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
-  RawCell<F> raw;
-  u32 at = cell * TILE_ROWS + row;
-  if constexpr (F::LOW_BITS == 8) {
-    for (u32 piece = 0; piece < 2; piece++) {
-      i32x4 words = load<i32x4>(tile + ((u64)(cell * 2 + piece) * TILE_ROWS + row) * 16);
-      for (u32 i = 0; i < 4; i++) raw.low[piece * 4 + i] = words.v[i];
-    }
-  } else if constexpr (F::LOW_BITS == 4) {
-    i32x4 words = load<i32x4>(tile + (u64)at * 16);
-    for (u32 i = 0; i < 4; i++) raw.low[i] = words.v[i];
+// WORDS words in as few pieces as can be; weights are read once, so caches need not keep them.
+template <u32 WORDS>
+DEVICE void load_words(const u8* from, u32* words) {
+  if constexpr (WORDS == 1) {
+    words[0] = load_once(reinterpret_cast<const u32*>(from));
+  } else if constexpr (WORDS == 2) {
+    i32x2 two = load_once(reinterpret_cast<const i32x2*>(from));
+    for (u32 i = 0; i < 2; i++) words[i] = (u32)two.v[i];
   } else {
-    i32x2 words = load<i32x2>(tile + (u64)at * 8);
-    for (u32 i = 0; i < 2; i++) raw.low[i] = words.v[i];
-  }
-  const u8* high = tile + (u64)cells * TILE_ROWS * F::LOW_BYTES + (u64)at * F::HIGH_BYTES;
-  if constexpr (F::HIGH_BITS == 1) raw.high[0] = load<i32>(high);
-  if constexpr (F::HIGH_BITS == 2) {
-    i32x2 words = load<i32x2>(high);
-    for (u32 i = 0; i < 2; i++) raw.high[i] = words.v[i];
-  }
-  const u8* numbers = tile + (u64)cells * TILE_ROWS * (F::LOW_BYTES + F::HIGH_BYTES);
-  const u8* factors = numbers + (u64)cells * TILE_ROWS * F::SCALE_BYTES +
-                      (u64)(cell / F::BLOCK_CELLS * TILE_ROWS + row) * F::FACTOR_BYTES;
-  raw.numbers = 0;
-  if constexpr (F::SCALE_BYTES == 1) raw.numbers = numbers[at];
-  if constexpr (F::SCALE_BYTES == 2) raw.numbers = load<u16>(numbers + (u64)at * 2);
-  raw.factors = F::HAS_MINS ? load<u32>(factors) : load<u16>(factors);
-  return raw;
-}
-
-// Asks for the planes of a row of a cell.
-template <class F>
-DEVICE void prefetch_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
-  u32 at = cell * TILE_ROWS + row, rows = cells * TILE_ROWS;
-  prefetch(tile + (u64)at * F::LOW_BYTES);
-  if constexpr (F::HIGH_BITS != 0) prefetch(tile + (u64)rows * F::LOW_BYTES + (u64)at * F::HIGH_BYTES);
-  if constexpr (F::SCALE_BYTES != 0) {
-    prefetch(tile + (u64)rows * (F::LOW_BYTES + F::HIGH_BYTES) + (u64)at * F::SCALE_BYTES);
+    i32x4 four = load_once(reinterpret_cast<const i32x4*>(from));
+    for (u32 i = 0; i < 4; i++) words[i] = (u32)four.v[i];
   }
 }
 
+// What the scales and mins of a row of a cell are made of.
+struct RawScales {
+  u32 numbers, factors;
+};
+
+// Reads a row of a tile from cell `first` on.
 template <class F>
-DEVICE void decode_codes(const RawCell<F>& raw, i32* code) {
-  for (u32 i = 0; i < 8; i++) {
-    u32 bits;
-    if constexpr (F::LOW_BITS == 8) bits = (u32)raw.low[i];
-    if constexpr (F::LOW_BITS == 4) bits = (u32)raw.low[i % 4] >> i / 4 * 4 & 0x0f0f0f0fu;
-    if constexpr (F::LOW_BITS == 2) bits = (u32)raw.low[i % 2] >> i / 2 * 2 & 0x03030303u;
-    if constexpr (F::HIGH_BITS == 1) bits |= ((u32)raw.high[0] >> i & 0x01010101u) << F::LOW_BITS;
-    if constexpr (F::HIGH_BITS == 2) bits |= ((u32)raw.high[i / 4] >> i % 4 * 2 & 0x03030303u) << F::LOW_BITS;
+struct CellCursor {
+  const u8 *low, *high, *numbers, *factors;
+  u32 first;
+
+  DEVICE_MEMBER CellCursor(const u8* tile, u32 cells, u32 first, u32 row) : first(first) {
+    u64 tile_rows = (u64)cells * TILE_ROWS, at = (u64)first * TILE_ROWS + row;
+    low = tile + (F::LOW_BITS == 8 ? (u64)first * TILE_ROWS * 32 + row * 16 : at * F::LOW_BYTES);
+    high = tile + tile_rows * F::LOW_BYTES + at * F::HIGH_BYTES;
+    numbers = tile + tile_rows * (F::LOW_BYTES + F::HIGH_BYTES) + at * F::SCALE_BYTES;
+    factors = tile + tile_rows * F::CELL_BYTES + row * F::FACTOR_BYTES;
+  }
+
+  // Code words of cell first + i, from word `word` on.
+  template <u32 WORDS>
+  DEVICE_MEMBER RawCodes<F, WORDS> codes(u32 i, u32 word) const {
+    RawCodes<F, WORDS> raw;
+    const u8* from = low + (u64)i * TILE_ROWS * F::LOW_BYTES;
+    if constexpr (F::LOW_BITS == 8) {
+      from += word / 4 * TILE_ROWS * 16 + word % 4 * 4;
+      load_words<(WORDS < 4 ? WORDS : 4)>(from, raw.low);
+      if constexpr (WORDS == 8) load_words<4>(from + TILE_ROWS * 16, raw.low + 4);
+    } else {
+      load_words<RawCodes<F, WORDS>::LOW_WORDS>(from + (F::LOW_BITS == 4 ? word % 4 * 4 : 0), raw.low);
+    }
+    const u8* bits = high + (u64)i * TILE_ROWS * F::HIGH_BYTES;
+    if constexpr (F::HIGH_BITS == 1) load_words<1>(bits, raw.high);
+    if constexpr (F::HIGH_BITS == 2) load_words<RawCodes<F, WORDS>::HIGH_WORDS>(bits + word / 4 * 4, raw.high);
+    return raw;
+  }
+
+  // Of cell first + i.
+  DEVICE_MEMBER RawScales scales(u32 i) const {
+    const u8* from = factors + (first + i) / F::BLOCK_CELLS * (TILE_ROWS * F::FACTOR_BYTES);
+    RawScales raw{0, F::HAS_MINS ? load<u32>(from) : load<u16>(from)};
+    const u8* number = numbers + (u64)i * TILE_ROWS * F::SCALE_BYTES;
+    if constexpr (F::SCALE_BYTES == 1) raw.numbers = *number;
+    if constexpr (F::SCALE_BYTES == 2) raw.numbers = load<u16>(number);
+    return raw;
+  }
+};
+
+// Codes of four columns to a word.
+template <class F, u32 WORDS>
+DEVICE void decode_codes(const RawCodes<F, WORDS>& raw, u32 first, i32* code) {
+  UNROLL(WORDS)
+  for (u32 i = 0; i < WORDS; i++) {
+    u32 word = first + i, bits;
+    if constexpr (F::LOW_BITS == 8) {
+      bits = raw.low[i];
+    } else if constexpr (F::LOW_BITS == 4) {
+      bits = raw.low[i % 4] >> word / 4 * 4 & 0x0f0f0f0fu;
+    } else {
+      bits = raw.low[i % 2] >> word / 2 * 2 & 0x03030303u;
+    }
+    if constexpr (F::HIGH_BITS == 1) bits |= (raw.high[0] >> word & 0x01010101u) << F::LOW_BITS;
+    if constexpr (F::HIGH_BITS == 2) {
+      bits |= (raw.high[i / 4] >> word % 4 * 2 & 0x03030303u) << F::LOW_BITS;
+    }
     if constexpr (F::CODEBOOK) bits = codebook_values(bits);
     code[i] = (i32)bits;
   }
@@ -145,9 +172,9 @@ DEVICE void decode_codes(const RawCell<F>& raw, i32* code) {
 
 // The scales and mins of a cell's runs: factor times integer, rounded once.
 template <class F>
-DEVICE void decode_scales(const RawCell<F>& raw, float* scale, float* min) {
-  float d = to_f32(f16{(u16)raw.factors}), dmin = to_f32(f16{(u16)(raw.factors >> 16)});
+DEVICE void decode_scales(RawScales raw, float* scale, float* min) {
   u32 bytes = raw.numbers;
+  float d = to_f32(f16{(u16)raw.factors}), dmin = to_f32(f16{(u16)(raw.factors >> 16)});
   for (u32 run = 0; run < F::RUNS; run++) {
     if constexpr (F::SUB_SCALES == NO_SCALES) {
       scale[run] = d;
@@ -164,17 +191,41 @@ DEVICE void decode_scales(const RawCell<F>& raw, float* scale, float* min) {
   }
 }
 
+// A row of a cell on its way from memory.
 template <class F>
-DEVICE QuantCell<F> decode_cell(const RawCell<F>& raw) {
+struct RawCell {
+  RawCodes<F, 8> codes;
+  RawScales scales;
+};
+
+template <class F>
+DEVICE QuantCell<F> decode(const RawCell<F>& raw) {
   QuantCell<F> out;
-  decode_codes<F>(raw, out.code);
-  decode_scales<F>(raw, out.scale, out.min);
+  decode_codes<F, 8>(raw.codes, 0, out.code);
+  decode_scales<F>(raw.scales, out.scale, out.min);
   return out;
 }
 
 template <class F>
+DEVICE RawCell<F> fetch_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
+  CellCursor<F> at(tile, cells, cell, row);
+  return RawCell<F>{at.template codes<8>(0, 0), at.scales(0)};
+}
+
+template <class F>
 DEVICE QuantCell<F> load_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
-  return decode_cell<F>(fetch_cell<F>(tile, cells, cell, row));
+  return decode<F>(fetch_cell<F>(tile, cells, cell, row));
+}
+
+// Asks for the planes of a row of a cell.
+template <class F>
+DEVICE void prefetch_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
+  u32 at = cell * TILE_ROWS + row, rows = cells * TILE_ROWS;
+  prefetch(tile + (u64)at * F::LOW_BYTES);
+  if constexpr (F::HIGH_BITS != 0) prefetch(tile + (u64)rows * F::LOW_BYTES + (u64)at * F::HIGH_BYTES);
+  if constexpr (F::SCALE_BYTES != 0) {
+    prefetch(tile + (u64)rows * (F::LOW_BYTES + F::HIGH_BYTES) + (u64)at * F::SCALE_BYTES);
+  }
 }
 
 // Four codes without their bias: signed bytes. Codes are below 128 and no carry leaves a byte.
@@ -182,6 +233,23 @@ template <class F>
 DEVICE i32 signed_codes(i32 codes) {
   if constexpr (F::BIAS == 0) return codes;
   return (i32)(((u32)codes + (u32)(128 - F::BIAS) * 0x01010101u) ^ 0x80808080u);
+}
+
+// Sixteen bytes of a row of floating-point cells, counted over all cells.
+DEVICE i32x4 load_piece(const u8* tile, u64 piece, u32 row) {
+  return load_once(reinterpret_cast<const i32x4*>(tile + (piece * TILE_ROWS + row) * 16));
+}
+
+template <class F>
+DEVICE void decode_piece(const i32x4& piece, float* out) {
+  UNROLL(8)
+  for (u32 i = 0; i < 16 / sizeof(typename F::Value); i++) {
+    if constexpr (sizeof(typename F::Value) == 4) {
+      out[i] = bit_cast<float>(piece.v[i]);
+    } else {
+      out[i] = to_f32(typename F::Value{(u16)((u32)piece.v[i / 2] >> i % 2 * 16)});
+    }
+  }
 }
 
 // Four columns of a row of a floating-point cell as they lie in memory.
@@ -213,8 +281,14 @@ DEVICE float decode_float(const RawFloats<F>& raw, u32 i) {
   else return to_f32(typename F::Value{(u16)((u32)raw.word[i / 2] >> i % 2 * 16)});
 }
 
+// One value of a row of floating-point cells.
 template <class F>
-DEVICE void load_floats(const u8* tile, u32 cell, u32 row, u32 first, float* out) {
-  RawFloats<F> raw = fetch_floats<F>(tile, cell, row, first);
-  for (u32 i = 0; i < 4; i++) out[i] = decode_float<F>(raw, i);
+DEVICE float load_value(const u8* tile, u32 column, u32 row) {
+  constexpr u32 PIECE = 16 / sizeof(typename F::Value);
+  const u8* from = tile + ((u64)(column / PIECE) * TILE_ROWS + row) * 16 + column % PIECE * sizeof(typename F::Value);
+  if constexpr (sizeof(typename F::Value) == 4) {
+    return load<float>(from);
+  } else {
+    return to_f32(load<typename F::Value>(from));
+  }
 }

@@ -6,8 +6,8 @@
 // in a fused multiply-add, since scale * WHOLE is exact (a scale has 19 significant bits at most), and is scale * sum rounded.
 #pragma once
 
-#include "matmul.h"
-#include "mma.h"
+#include "few.h"
+#include "gated.h"
 
 static constexpr float WHOLE = 12582912.0f;  // 3 * 2^22: below, whole numbers of up to 2^22 in size are bits apart
 static constexpr i32 WHOLE_BITS = 0x4b400000;
@@ -65,7 +65,7 @@ DEVICE void fetch(const Product& p, u32 thread, u32 first, Ahead<F, S>& ahead) {
   UNROLL(8)
   for (u32 i = 0; i < Ahead<F, S>::ROWS; i++) {
     u32 share = thread + i * S::TEAM_THREADS, row = share % S::ROWS;  // lanes side by side take the rows of a tile
-    u32 tile = smaller(block_index_x() * (S::ROWS / TILE_ROWS) + row / TILE_ROWS, tiles - 1);
+    u32 tile = smaller(p.row_block * (S::ROWS / TILE_ROWS) + row / TILE_ROWS, tiles - 1);
     u32 cell = smaller(first + share / S::ROWS, cells - 1);
     const u8* rows = p.weights + tile * tile_bytes<F>(cells);
     ahead.weights[i] = fetch_cell<F>(rows, cells, cell, row % TILE_ROWS);
@@ -96,7 +96,7 @@ DEVICE void store(u32 thread, const Ahead<F, S>& ahead, Stage<F, S>& stage) {
   for (u32 i = 0; i < Ahead<F, S>::ROWS; i++) {
     u32 share = thread + i * S::TEAM_THREADS, row = share % S::ROWS, place = share / S::ROWS;
     if (Ahead<F, S>::ALL_ROWS % S::TEAM_THREADS != 0 && share >= Ahead<F, S>::ALL_ROWS) break;
-    QuantCell<F> cell = decode_cell<F>(ahead.weights[i]);
+    QuantCell<F> cell = decode<F>(ahead.weights[i]);
     for (u32 half = 0; half < 2; half++) {
       i32x4 codes;
       for (u32 n = 0; n < 4; n++) codes.v[n] = signed_codes<F>(cell.code[half * 4 + n]);
@@ -292,7 +292,7 @@ DEVICE void gemm(const Product& p) {
       }
     }
   }
-  first_row += block_index_x() * S::ROWS, first_token += block_index_y() * S::TOKENS;
+  first_row += p.row_block * S::ROWS, first_token += block_index_y() * S::TOKENS;
   write_tiles<S>(p, first_row, first_token, team, total, shared_total);
 }
 
@@ -307,13 +307,17 @@ typedef Shape<WAVE / 16, 2, 128 / WAVE, 2, 1, 2> Many;
 #endif
 typedef Shape<2, 1, 1, 1, 256 / WAVE, 2> Few;
 
-// The entry points of a quantised format: those of MATMUL_KERNELS, gemm_many_<name> and gemm_few_<name>.
-#define GEMM_KERNEL(name, Format, Shape)                                                                         \
-  KERNEL_TOGETHER(name, Shape::THREADS, 2, const u8* weights, const void* x, const InputCell* scales,            \
-                  float* out, const float* bias, u32 rows, u32 columns, u32 tokens, u32 add) {                   \
-    gemm<Format, Shape>(Product{weights, x, scales, out, bias, rows, columns, tokens, add});                     \
+#define GEMM_KERNEL(name, Format, Shape)                             \
+  KERNEL_TOGETHER(name, Shape::THREADS, 2, PRODUCT_PARAMETERS) {     \
+    gemm<Format, Shape>(PRODUCT_OF_BLOCK(Shape::ROWS));              \
   }
+
+// The entry points of a quantised format: those of MATMUL_KERNELS, few_<name>_{8,16}, gated_<name>, gemm_many_<name> and
+// gemm_few_<name>.
 #define QUANT_KERNELS(name, Format)           \
   MATMUL_KERNELS(name, Format)                \
+  FEW_KERNEL(few_##name##_8, Format, 8)       \
+  FEW_KERNEL(few_##name##_16, Format, 16)     \
+  GATED_KERNEL(gated_##name, Format)          \
   GEMM_KERNEL(gemm_many_##name, Format, Many) \
   GEMM_KERNEL(gemm_few_##name, Format, Few)

@@ -24,6 +24,16 @@ struct FloatsAhead {
   float inputs[INPUT_GROUPS][4];
 };
 
+// Four inputs of a token from column `k` on, zeros beyond the last column.
+DEVICE void load_four_inputs(const float* row, u32 k, u32 columns, float* x) {
+  if (columns % 4 == 0) {
+    f32x4 values = k < columns ? *reinterpret_cast<const f32x4*>(row + k) : f32x4{{0.0f, 0.0f, 0.0f, 0.0f}};
+    for (u32 i = 0; i < 4; i++) x[i] = values.v[i];
+  } else {
+    for (u32 i = 0; i < 4; i++) x[i] = k + i < columns ? row[k + i] : 0.0f;
+  }
+}
+
 // Lanes side by side take the rows of a tile; what lies beyond the last row, token or cell is read as the last one, and not
 // used.
 template <class F>
@@ -33,7 +43,7 @@ DEVICE void fetch_ahead(const Product& p, u32 cell, FloatsAhead<F>& ahead) {
   UNROLL(4)
   for (u32 i = 0; i < WEIGHT_GROUPS; i++) {
     u32 group = thread_index() + i * FLOAT_THREADS, row = group % FLOAT_ROWS;
-    u32 tile = smaller(block_index_x() * (FLOAT_ROWS / TILE_ROWS) + row / TILE_ROWS, tiles - 1);
+    u32 tile = smaller(p.row_block * (FLOAT_ROWS / TILE_ROWS) + row / TILE_ROWS, tiles - 1);
     const u8* rows = p.weights + tile * tile_bytes<F>(cells);
     ahead.weights[i] = fetch_floats<F>(rows, cell, row % TILE_ROWS, group / FLOAT_ROWS * 4);
   }
@@ -42,7 +52,7 @@ DEVICE void fetch_ahead(const Product& p, u32 cell, FloatsAhead<F>& ahead) {
     u32 group = thread_index() + i * FLOAT_THREADS;
     u32 token = smaller(block_index_y() * FLOAT_TOKENS + group / (CELL / 4), p.tokens - 1);
     const float* row = static_cast<const float*>(p.x) + (u64)token * p.columns;
-    load_inputs(row, cell * CELL + group % (CELL / 4) * 4, p.columns, ahead.inputs[i]);
+    load_four_inputs(row, cell * CELL + group % (CELL / 4) * 4, p.columns, ahead.inputs[i]);
   }
 }
 
@@ -104,7 +114,7 @@ DEVICE void gemm_floats(const Product& p) {
   }
   UNROLL(8)
   for (u32 r = 0; r < THREAD_ROWS; r++) {
-    u32 out_row = block_index_x() * FLOAT_ROWS + r / 4 * (FLOAT_ROWS / 2) + row + r % 4;
+    u32 out_row = p.row_block * FLOAT_ROWS + r / 4 * (FLOAT_ROWS / 2) + row + r % 4;
     UNROLL(4)
     for (u32 n = 0; n < THREAD_TOKENS; n++) {
       u32 out_token = block_index_y() * FLOAT_TOKENS + token + n;
@@ -114,9 +124,8 @@ DEVICE void gemm_floats(const Product& p) {
 }
 
 // The entry points of a floating-point format: those of MATMUL_KERNELS and gemm_many_<name>.
-#define FLOAT_KERNELS(name, Format)                                                                                   \
-  MATMUL_KERNELS(name, Format)                                                                                        \
-  KERNEL_TOGETHER(gemm_many_##name, FLOAT_THREADS, 2, const u8* weights, const void* x, const InputCell* scales,      \
-                  float* out, const float* bias, u32 rows, u32 columns, u32 tokens, u32 add) {                        \
-    gemm_floats<Format>(Product{weights, x, scales, out, bias, rows, columns, tokens, add});                          \
+#define FLOAT_KERNELS(name, Format)                                            \
+  MATMUL_KERNELS(name, Format)                                                 \
+  KERNEL_TOGETHER(gemm_many_##name, FLOAT_THREADS, 2, PRODUCT_PARAMETERS) {    \
+    gemm_floats<Format>(PRODUCT_OF_BLOCK(FLOAT_ROWS));                         \
   }

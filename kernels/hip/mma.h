@@ -60,8 +60,14 @@ static constexpr u32 MMA_COLUMNS = 1;
 #endif
 static constexpr u32 MMA_ROWS = MMA_VALUES / MMA_COLUMNS;
 
-DEVICE u32 mma_value_row(u32 i) { return MMA_COLUMNS == 1 ? i : i / 2 % 2; }
-DEVICE u32 mma_value_column(u32 i) { return MMA_COLUMNS == 1 ? 0 : i / 4 * 2 + i % 2; }
+DEVICE constexpr u32 mma_value_row(u32 i) { return MMA_COLUMNS == 1 ? i : i / 2 % 2; }
+DEVICE constexpr u32 mma_value_column(u32 i) { return MMA_COLUMNS == 1 ? 0 : i / 4 * 2 + i % 2; }
+// A value of the lane's row `n`, or column.
+DEVICE constexpr u32 mma_with_row(u32 n) { return MMA_COLUMNS == 1 ? n : n * 2; }
+DEVICE constexpr u32 mma_with_column(u32 n) { return n / 2 * 4 + n % 2; }
+
+// How many of a lane's values, from the first on, hold all columns below 8 of D.
+static constexpr u32 MMA_NARROW_VALUES = MMA_COLUMNS == 1 ? MMA_VALUES : MMA_VALUES / 2;
 
 DEVICE u32 mma_row(u32 i) {
 #if defined(SPILLWAY_NVIDIA)
@@ -185,6 +191,45 @@ DEVICE MmaI8 mma_load(MmaSource from, u32 offset) {
   return operand;
 }
 #endif
+
+// An int8 operand straight from memory: a lane brings MMA_LANE_WORDS of the eight words of MMA_LANE_ROWS of its rows, from
+// word mma_lane_word() on. Which words of depth they stand for does not matter as long as both operands are built so.
+#if defined(SPILLWAY_NVIDIA)
+static constexpr u32 MMA_LANE_ROWS = 2;
+#else
+static constexpr u32 MMA_LANE_ROWS = 1;
+#endif
+static constexpr u32 MMA_LANE_WORDS = MMA_I8_WORDS / MMA_LANE_ROWS;
+
+DEVICE u32 mma_lane_row(u32 i) {
+#if defined(SPILLWAY_NVIDIA)
+  return lane_index() / 4 + i * 8;
+#else
+  (void)i;
+  return lane_index() % 16;
+#endif
+}
+DEVICE u32 mma_lane_word() {
+#if defined(SPILLWAY_NVIDIA)
+  return lane_index() % 4 * MMA_LANE_WORDS;
+#else
+  return MMA_LANE_WORDS == 8 ? 0 : lane_index() / 16 * MMA_LANE_WORDS;
+#endif
+}
+DEVICE MmaI8 mma_left(const i32 (*words)[MMA_LANE_WORDS]) {
+  MmaI8 operand;
+  for (u32 row = 0; row < MMA_LANE_ROWS; row++) {
+    for (u32 i = 0; i < MMA_LANE_WORDS; i++) operand.word[i * MMA_LANE_ROWS + row] = (u32)words[row][i];
+  }
+  return operand;
+}
+DEVICE MmaI8 mma_right(const i32 (*words)[MMA_LANE_WORDS]) {
+  MmaI8 operand;
+  for (u32 row = 0; row < MMA_LANE_ROWS; row++) {
+    for (u32 i = 0; i < MMA_LANE_WORDS; i++) operand.word[row * MMA_LANE_WORDS + i] = (u32)words[row][i];
+  }
+  return operand;
+}
 
 // Products of int8: a sum that begins with `start`, over all columns or over one half (0 or 1) of them.
 #if defined(SPILLWAY_NVIDIA)

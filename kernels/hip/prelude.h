@@ -5,7 +5,7 @@
 //   KERNEL(name, max_threads, parameters...)   an entry point; blocks are whole waves, at most max_threads threads
 //   KERNEL_TOGETHER(name, max_threads, blocks, parameters...)   the same, with registers for `blocks` of them on one
 //                                              multiprocessor where the target lets one say so
-//   DEVICE                                     a helper
+//   DEVICE DEVICE_MEMBER                       a helper; one in a struct
 //   SHARED_ARRAY(type, name, count)            memory of the block; not initialised
 //   DYNAMIC_SHARED(type, name)                 the block's memory whose size the launch gives, 16-byte aligned
 //   UNROLL(times)                              before a loop: how often the compiler may repeat its body
@@ -17,6 +17,8 @@
 //   prefetch(address)                          asks for global memory to be near when it is loaded, or does nothing
 //   dot4(a, b, c)                              c + the products of four signed bytes
 //   byte_lookup(low, high, at)                 four bytes: each the one that a byte of `at`, 0 to 7, selects from low and high
+//   load_once(from)                            u32, i32x2 or i32x4 that nobody writes and that caches need not keep
+//   loads_under_way()                          the loads above are asked for before anything below is done
 //   fused_multiply_add(a, b, c) square_root(x) rounded once, as IEEE 754 says
 //   exp2_fast(x)                               hardware: about 2 ulp, denormal results may be zero
 //   to_f32(f16) to_f16(float)                  round to nearest even

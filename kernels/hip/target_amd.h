@@ -3,6 +3,7 @@
 
 #define SPILLWAY_AMD 1
 #define DEVICE static inline __attribute__((device, always_inline))
+#define DEVICE_MEMBER inline __attribute__((device, always_inline))
 #define KERNEL(name, max_threads, ...)                                                              \
   extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, max_threads))) void name(__VA_ARGS__)
 #define KERNEL_TOGETHER(name, max_threads, blocks, ...) KERNEL(name, max_threads, __VA_ARGS__)
@@ -64,6 +65,15 @@ DEVICE i32 dot4(i32 a, i32 b, i32 c) {
   return c;
 #endif
 }
+
+DEVICE u32 load_once(const u32* from) { return __builtin_nontemporal_load(from); }
+template <class T>
+DEVICE T load_once(const T* from) {
+  typedef i32 Words __attribute__((ext_vector_type(sizeof(T) / 4)));
+  return __builtin_bit_cast(T, __builtin_nontemporal_load(reinterpret_cast<const Words*>(from)));
+}
+
+DEVICE void loads_under_way() { __builtin_amdgcn_sched_barrier(0); }
 
 DEVICE u32 byte_lookup(u32 low, u32 high, u32 at) { return __builtin_amdgcn_perm(high, low, at); }
 

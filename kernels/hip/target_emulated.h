@@ -6,6 +6,7 @@
 #include "emulated_fibers.h"
 
 #define DEVICE [[maybe_unused]] static inline
+#define DEVICE_MEMBER inline
 #define WAVE SPILLWAY_WAVE
 // The host looks up `<name>_emulated` and finds there what a GPU driver reads from a code object.
 #define KERNEL(name, max_threads, ...)                                                        \
@@ -39,6 +40,13 @@ DEVICE i32 dot4(i32 a, i32 b, i32 c) {
   for (i32 byte = 0; byte < 4; byte++) c += (i32)(i8)(a >> 8 * byte) * (i32)(i8)(b >> 8 * byte);
   return c;
 }
+
+template <class T>
+DEVICE T load_once(const T* from) {
+  return *from;
+}
+
+DEVICE void loads_under_way() {}
 
 DEVICE u32 byte_lookup(u32 low, u32 high, u32 at) {
   u32 out = 0;

@@ -6,6 +6,7 @@
 
 #if defined(__clang__)
 #define DEVICE static inline __attribute__((device, always_inline))
+#define DEVICE_MEMBER inline __attribute__((device, always_inline))
 #define SPILLWAY_SHARED __attribute__((shared))
 #define KERNEL(name, max_threads, ...) \
   extern "C" __attribute__((global, launch_bounds(max_threads))) void name(__VA_ARGS__)
@@ -13,6 +14,7 @@
   extern "C" __attribute__((global, launch_bounds(max_threads, blocks))) void name(__VA_ARGS__)
 #else
 #define DEVICE static __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
 #define SPILLWAY_SHARED __shared__
 #define KERNEL(name, max_threads, ...) extern "C" __global__ __launch_bounds__(max_threads) void name(__VA_ARGS__)
 #define KERNEL_TOGETHER(name, max_threads, blocks, ...) \
@@ -70,6 +72,30 @@ DEVICE i32 dot4(i32 a, i32 b, i32 c) {
   i32 sum;
   asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
+}
+
+#define SPILLWAY_LOAD_ONCE "ld.global.nc.L1::no_allocate"
+DEVICE u32 load_once(const u32* from) {
+  u32 value;
+  asm volatile(SPILLWAY_LOAD_ONCE ".b32 %0, [%1];" : "=r"(value) : "l"(from));
+  return value;
+}
+DEVICE i32x2 load_once(const i32x2* from) {
+  i32x2 value;
+  asm volatile(SPILLWAY_LOAD_ONCE ".v2.b32 {%0, %1}, [%2];" : "=r"(value.v[0]), "=r"(value.v[1]) : "l"(from));
+  return value;
+}
+DEVICE i32x4 load_once(const i32x4* from) {
+  i32x4 value;
+  asm volatile(SPILLWAY_LOAD_ONCE ".v4.b32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(value.v[0]), "=r"(value.v[1]), "=r"(value.v[2]), "=r"(value.v[3])
+      : "l"(from));
+  return value;
+}
+#undef SPILLWAY_LOAD_ONCE
+// The assembler moves loads down to their uses, but not past a barrier. The threads need not be a whole wave.
+DEVICE void loads_under_way() {
+  asm volatile("{.reg .b32 mask; activemask.b32 mask; bar.warp.sync mask;}" ::: "memory");
 }
 
 // The instruction takes its selectors from four bits each.

@@ -46,6 +46,8 @@ pub const HEADERS: &[DeviceHeader] = headers![
     "step.h",
     "formats.h",
     "matmul.h",
+    "few.h",
+    "gated.h",
     "quantize.h",
     "delta_net.h",
     "gemm.h",
@@ -62,6 +64,7 @@ pub const SOURCES: &[DeviceSource<'static>] = sources![
     "rms_norm": ["rms_norm"],
     "rows": ["silu_mul", "sigmoid_mul", "split_heads", "rope_halves", "rope_adjacent"],
     "quantize_rows": ["quantize_rows"],
+    "silu_quantize": ["silu_quantize"],
     "argmax": ["argmax"],
     "attention": [
         "kv_append_f32", "kv_append_f16",
@@ -80,18 +83,54 @@ pub const SOURCES: &[DeviceSource<'static>] = sources![
     "matmul_f32": ["matvec_f32_1", "matvec_f32_2", "matvec_f32_4", "matvec_f32_8", "embed_f32", "gemm_many_f32"],
     "matmul_f16": ["matvec_f16_1", "matvec_f16_2", "matvec_f16_4", "matvec_f16_8", "embed_f16", "gemm_many_f16"],
     "matmul_bf16": ["matvec_bf16_1", "matvec_bf16_2", "matvec_bf16_4", "matvec_bf16_8", "embed_bf16", "gemm_many_bf16"],
-    "matmul_q4_0": ["matvec_q4_0_1", "matvec_q4_0_2", "matvec_q4_0_4", "matvec_q4_0_8", "embed_q4_0", "gemm_many_q4_0", "gemm_few_q4_0"],
-    "matmul_q4_1": ["matvec_q4_1_1", "matvec_q4_1_2", "matvec_q4_1_4", "matvec_q4_1_8", "embed_q4_1", "gemm_many_q4_1", "gemm_few_q4_1"],
-    "matmul_q5_0": ["matvec_q5_0_1", "matvec_q5_0_2", "matvec_q5_0_4", "matvec_q5_0_8", "embed_q5_0", "gemm_many_q5_0", "gemm_few_q5_0"],
-    "matmul_q5_1": ["matvec_q5_1_1", "matvec_q5_1_2", "matvec_q5_1_4", "matvec_q5_1_8", "embed_q5_1", "gemm_many_q5_1", "gemm_few_q5_1"],
-    "matmul_q8_0": ["matvec_q8_0_1", "matvec_q8_0_2", "matvec_q8_0_4", "matvec_q8_0_8", "embed_q8_0", "gemm_many_q8_0", "gemm_few_q8_0"],
-    "matmul_q2_k": ["matvec_q2_k_1", "matvec_q2_k_2", "matvec_q2_k_4", "matvec_q2_k_8", "embed_q2_k", "gemm_many_q2_k", "gemm_few_q2_k"],
-    "matmul_q3_k": ["matvec_q3_k_1", "matvec_q3_k_2", "matvec_q3_k_4", "matvec_q3_k_8", "embed_q3_k", "gemm_many_q3_k", "gemm_few_q3_k"],
-    "matmul_q4_k": ["matvec_q4_k_1", "matvec_q4_k_2", "matvec_q4_k_4", "matvec_q4_k_8", "embed_q4_k", "gemm_many_q4_k", "gemm_few_q4_k"],
-    "matmul_q5_k": ["matvec_q5_k_1", "matvec_q5_k_2", "matvec_q5_k_4", "matvec_q5_k_8", "embed_q5_k", "gemm_many_q5_k", "gemm_few_q5_k"],
-    "matmul_q6_k": ["matvec_q6_k_1", "matvec_q6_k_2", "matvec_q6_k_4", "matvec_q6_k_8", "embed_q6_k", "gemm_many_q6_k", "gemm_few_q6_k"],
-    "matmul_iq4_nl": ["matvec_iq4_nl_1", "matvec_iq4_nl_2", "matvec_iq4_nl_4", "matvec_iq4_nl_8", "embed_iq4_nl", "gemm_many_iq4_nl", "gemm_few_iq4_nl"],
-    "matmul_iq4_xs": ["matvec_iq4_xs_1", "matvec_iq4_xs_2", "matvec_iq4_xs_4", "matvec_iq4_xs_8", "embed_iq4_xs", "gemm_many_iq4_xs", "gemm_few_iq4_xs"],
+    "matmul_q4_0": [
+        "matvec_q4_0_1", "matvec_q4_0_2", "matvec_q4_0_4", "matvec_q4_0_8", "embed_q4_0",
+        "few_q4_0_8", "few_q4_0_16", "gated_q4_0", "gemm_many_q4_0", "gemm_few_q4_0"
+    ],
+    "matmul_q4_1": [
+        "matvec_q4_1_1", "matvec_q4_1_2", "matvec_q4_1_4", "matvec_q4_1_8", "embed_q4_1",
+        "few_q4_1_8", "few_q4_1_16", "gated_q4_1", "gemm_many_q4_1", "gemm_few_q4_1"
+    ],
+    "matmul_q5_0": [
+        "matvec_q5_0_1", "matvec_q5_0_2", "matvec_q5_0_4", "matvec_q5_0_8", "embed_q5_0",
+        "few_q5_0_8", "few_q5_0_16", "gated_q5_0", "gemm_many_q5_0", "gemm_few_q5_0"
+    ],
+    "matmul_q5_1": [
+        "matvec_q5_1_1", "matvec_q5_1_2", "matvec_q5_1_4", "matvec_q5_1_8", "embed_q5_1",
+        "few_q5_1_8", "few_q5_1_16", "gated_q5_1", "gemm_many_q5_1", "gemm_few_q5_1"
+    ],
+    "matmul_q8_0": [
+        "matvec_q8_0_1", "matvec_q8_0_2", "matvec_q8_0_4", "matvec_q8_0_8", "embed_q8_0",
+        "few_q8_0_8", "few_q8_0_16", "gated_q8_0", "gemm_many_q8_0", "gemm_few_q8_0"
+    ],
+    "matmul_q2_k": [
+        "matvec_q2_k_1", "matvec_q2_k_2", "matvec_q2_k_4", "matvec_q2_k_8", "embed_q2_k",
+        "few_q2_k_8", "few_q2_k_16", "gated_q2_k", "gemm_many_q2_k", "gemm_few_q2_k"
+    ],
+    "matmul_q3_k": [
+        "matvec_q3_k_1", "matvec_q3_k_2", "matvec_q3_k_4", "matvec_q3_k_8", "embed_q3_k",
+        "few_q3_k_8", "few_q3_k_16", "gated_q3_k", "gemm_many_q3_k", "gemm_few_q3_k"
+    ],
+    "matmul_q4_k": [
+        "matvec_q4_k_1", "matvec_q4_k_2", "matvec_q4_k_4", "matvec_q4_k_8", "embed_q4_k",
+        "few_q4_k_8", "few_q4_k_16", "gated_q4_k", "gemm_many_q4_k", "gemm_few_q4_k"
+    ],
+    "matmul_q5_k": [
+        "matvec_q5_k_1", "matvec_q5_k_2", "matvec_q5_k_4", "matvec_q5_k_8", "embed_q5_k",
+        "few_q5_k_8", "few_q5_k_16", "gated_q5_k", "gemm_many_q5_k", "gemm_few_q5_k"
+    ],
+    "matmul_q6_k": [
+        "matvec_q6_k_1", "matvec_q6_k_2", "matvec_q6_k_4", "matvec_q6_k_8", "embed_q6_k",
+        "few_q6_k_8", "few_q6_k_16", "gated_q6_k", "gemm_many_q6_k", "gemm_few_q6_k"
+    ],
+    "matmul_iq4_nl": [
+        "matvec_iq4_nl_1", "matvec_iq4_nl_2", "matvec_iq4_nl_4", "matvec_iq4_nl_8", "embed_iq4_nl",
+        "few_iq4_nl_8", "few_iq4_nl_16", "gated_iq4_nl", "gemm_many_iq4_nl", "gemm_few_iq4_nl"
+    ],
+    "matmul_iq4_xs": [
+        "matvec_iq4_xs_1", "matvec_iq4_xs_2", "matvec_iq4_xs_4", "matvec_iq4_xs_8", "embed_iq4_xs",
+        "few_iq4_xs_8", "few_iq4_xs_16", "gated_iq4_xs", "gemm_many_iq4_xs", "gemm_few_iq4_xs"
+    ],
 ];
 
 /// The source with this name.

@@ -21,9 +21,10 @@ use spillway_kernels::formats::Format;
 use spillway_kernels::hip::SOURCES;
 use spillway_worker_gpu::compile::{KernelCompiler, Settings};
 use spillway_worker_gpu::hip::{
-    Device, Driver, Event, HipError, IpcHandle, Launch, Module, PeerBuffer, Provider, Stream, search,
+    Device, DeviceBuffer, Driver, Event, HipError, IpcHandle, Launch, Module, PeerBuffer, Provider, Stream,
+    search,
 };
-use spillway_worker_gpu::launch::{Inputs, Int8Rows, Matrix, Output};
+use spillway_worker_gpu::launch::{GatedBuffers, Inputs, Int8Rows, Matrix, Output};
 use std::fs::File;
 use std::process::Command;
 use std::ptr::NonNull;
@@ -56,6 +57,9 @@ fn fill_the_cache() {
         println!("{} for {arch}: {} bytes", source.name, result.unwrap().image.len());
     }
 }
+
+/// Bytes that a thread may spill: the registers that `compile.rs` allows.
+const SPILL_LIMIT: u32 = 8 * 4;
 
 /// Not a test by itself: the process that NVRTC runs in.
 #[test]
@@ -264,6 +268,90 @@ fn speed_of_operations() {
     let bench = Bench::open(&provider(), &compiler).unwrap();
     speed::rows(&bench);
     speed::delta_net(&bench);
+}
+
+/// Copies of matrices of one format on the device, all of them more than caches hold.
+struct Copies {
+    sets: Vec<Vec<Matrix>>,
+    /// Of one set.
+    bytes: usize,
+    _memory: DeviceBuffer,
+}
+
+impl Copies {
+    const SETS: usize = 4;
+
+    fn new(bench: &Bench<'_>, format: Format, rows: &[usize], cols: usize) -> Self {
+        let layout = DeviceLayout::new(format, cols).unwrap();
+        let bytes = rows.iter().map(|rows| layout.matrix_bytes(*rows).unwrap()).sum();
+        let memory = bench.empty::<u8>(Self::SETS * bytes);
+        bench.stream.fill(memory.slice(), 0x11).unwrap();
+        let mut at = 0;
+        let mut next = |rows: usize| {
+            let len = layout.matrix_bytes(rows).unwrap();
+            let data = memory.slice().part(at, len).unwrap();
+            at += len;
+            Matrix::new(layout, rows, data).unwrap()
+        };
+        let sets = (0..Self::SETS).map(|_| rows.iter().map(|rows| next(*rows)).collect()).collect();
+        Self { sets, bytes, _memory: memory }
+    }
+}
+
+/// How fast the launches are that do several things at once: the matrices of a DeltaNet layer of a 27B model that read one
+/// input, the gated half of its MLP, and what stands between its halves for a prompt.
+#[test]
+#[ignore = "needs a GPU"]
+fn speed_of_fused_products() {
+    const CALLS: usize = 100;
+    const GROUP: [usize; 4] = [10240, 6144, 48, 48];
+    const HIDDEN: usize = 17408;
+    const COLS: usize = 5120;
+    const MANY: usize = 512;
+    let compiler = compiler();
+    let bench = Bench::open(&provider(), &compiler).unwrap();
+    let (kernels, stream) = (bench.kernels(), &bench.stream);
+    let x = bench.upload(&vec![0.5f32; 16 * COLS]);
+    let inputs_memory = bench.empty::<u8>(Int8Rows::bytes_for(16, COLS));
+    let inputs = Int8Rows::new(inputs_memory.slice(), 16, COLS).unwrap();
+    kernels.quantize_rows(stream, x.slice(), &inputs).unwrap();
+    let [left, right] = [0, 1].map(|_| bench.empty::<f32>(MANY * HIDDEN));
+    let int8 = bench.empty::<u8>(Int8Rows::bytes_for(MANY, HIDDEN));
+    let buffers = GatedBuffers { products: [left.slice(), right.slice()], int8: int8.slice() };
+    for format in [Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q8_0] {
+        let inputs = Inputs::Int8(inputs);
+        let group = Copies::new(&bench, format, &GROUP, COLS);
+        let mlp = Copies::new(&bench, format, &[HIDDEN, HIDDEN], COLS);
+        for tokens in [1, 2, 4, 8, 16] {
+            let at_once = microseconds(&bench, CALLS, |call| {
+                let set = &group.sets[call % Copies::SETS];
+                let products: Vec<(Matrix, Output)> =
+                    set.iter().map(|matrix| (*matrix, Output::store(left.slice()))).collect();
+                kernels.matmuls(stream, &products, inputs, tokens).unwrap();
+            });
+            let gated = microseconds(&bench, CALLS, |call| {
+                let [gate, up] = &mlp.sets[call % Copies::SETS][..] else { unreachable!() };
+                kernels.gated(stream, [(gate, inputs), (up, inputs)], tokens, &buffers, true).unwrap();
+            });
+            let speed = |bytes: usize, us: f32| bytes as f32 / us / 1e6;
+            println!(
+                "{} x{tokens}: {GROUP:?} x {COLS} {at_once:.1} us {:.2} TB/s, gated MLP {HIDDEN} x {COLS} {gated:.1} us \
+                 {:.2} TB/s",
+                format.name(),
+                speed(group.bytes, at_once),
+                speed(mlp.bytes, gated)
+            );
+        }
+    }
+    let out = Int8Rows::new(int8.slice(), MANY, HIDDEN).unwrap();
+    let at_once = microseconds(&bench, CALLS, |_| {
+        kernels.silu_quantize(stream, left.slice(), right.slice(), &out).unwrap();
+    });
+    let apart = microseconds(&bench, CALLS, |_| {
+        kernels.silu_mul(stream, left.slice(), right.slice(), MANY * HIDDEN).unwrap();
+        kernels.quantize_rows(stream, left.slice(), &out).unwrap();
+    });
+    println!("silu_quantize {MANY} x {HIDDEN}: {at_once:.1} us, silu_mul and quantize_rows {apart:.1} us");
 }
 
 /// Environment variable with which [`ipc_child`] gets a handle: hexadecimal bytes, then the length.

@@ -6,8 +6,8 @@ use super::needs::ScratchBytes;
 use super::plan::{AttentionBufs, DeltaNetBufs, Op, Part, reads_int8};
 use crate::hip::{Arena, DeviceSlice, HipError, Stream};
 use crate::launch::{
-    Attention, AttentionBuffers, DeltaNet, DeltaNetBuffers, Inputs, Int8Rows, Kernels, KvCache, LaunchError,
-    Matrix, NormRows, Output,
+    Attention, AttentionBuffers, DeltaNet, DeltaNetBuffers, GatedBuffers, Inputs, Int8Rows, Kernels, KvCache,
+    LaunchError, Matrix, NormRows, Output,
 };
 use spillway_model::program::{Buf, RESIDUAL};
 use spillway_worker::fuse::Target;
@@ -91,7 +91,8 @@ impl Step<'_> {
             }
             Op::Project { src, ready, parts } => {
                 let inputs = self.inputs(buffer(*src), *ready, parts.iter().map(|part| &part.weight))?;
-                parts.iter().try_for_each(|part| self.part(part, &inputs))?;
+                let of_one_format = |a: &Part, b: &Part| a.weight.format() == b.weight.format();
+                parts.chunk_by(of_one_format).try_for_each(|parts| self.parts(parts, &inputs))?;
             }
             Op::Mlp { src, ready, gate, up, down } => {
                 self.mlp(buffer(*src), *ready, [gate, up], down)?;
@@ -124,13 +125,20 @@ impl Step<'_> {
         Ok(Prepared { values: src, int8: Some(int8) })
     }
 
-    fn part(&self, part: &Part, inputs: &Prepared) -> Result<(), LaunchError> {
+    /// Products of matrices of one format.
+    fn parts(&self, parts: &[Part], inputs: &Prepared) -> Result<(), LaunchError> {
+        let products: Vec<(Matrix, Output)> =
+            parts.iter().map(|part| (part.weight, self.output(part))).collect();
+        let inputs = inputs.of(&parts[0].weight);
+        self.kernels.matmuls(self.stream, &products, inputs, self.tokens)
+    }
+
+    fn output(&self, part: &Part) -> Output {
         let output = match part.into {
             Target::Store(buf) => Output::store(self.scratch.buffer(buf)),
             Target::AddToResidual => Output::add(self.scratch.buffer(RESIDUAL)),
         };
-        let inputs = inputs.of(&part.weight);
-        self.kernels.matmul(self.stream, &part.weight, inputs, self.tokens, output.with_bias(part.bias))
+        output.with_bias(part.bias)
     }
 
     fn mlp(
@@ -140,14 +148,12 @@ impl Step<'_> {
         gate_up: [&Matrix; 2],
         down: &Part,
     ) -> Result<(), LaunchError> {
+        let Self { kernels, stream, scratch, tokens, .. } = *self;
         let inputs = self.inputs(src, ready, gate_up.into_iter())?;
-        for (weight, to) in gate_up.into_iter().zip(self.scratch.hidden) {
-            self.kernels.matmul(self.stream, weight, inputs.of(weight), self.tokens, Output::store(to))?;
-        }
-        let [gated, upper] = self.scratch.hidden;
-        self.kernels.silu_mul(self.stream, gated, upper, self.tokens * gate_up[0].rows())?;
-        let inputs = self.inputs(gated, false, std::iter::once(&down.weight))?;
-        self.part(down, &inputs)
+        let buffers = GatedBuffers { products: scratch.hidden, int8: scratch.int8 };
+        let of = gate_up.map(|weight| (weight, inputs.of(weight)));
+        let inputs = kernels.gated(stream, of, tokens, &buffers, reads_int8(&down.weight))?;
+        kernels.matmul(stream, &down.weight, inputs, tokens, self.output(down))
     }
 
     fn attention(&self, bufs: &AttentionBufs, layer: &Attention, cache: &KvCache) -> Result<(), LaunchError> {

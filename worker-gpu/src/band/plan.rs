@@ -82,7 +82,9 @@ impl Builder<'_, '_, '_> {
     fn op(&mut self, fused: Fused<'_>, widths: &[usize]) -> Result<Op, BandError> {
         match fused {
             Fused::Project { src, parts } => {
-                let parts = parts.iter().map(|part| self.part(part)).collect::<Result<_, _>>()?;
+                let mut parts = parts.iter().map(|part| self.part(part)).collect::<Result<Vec<_>, _>>()?;
+                // One launch multiplies neighbours of one format; their order has no meaning.
+                parts.sort_by_key(|part| part.weight.format().name());
                 Ok(Op::Project { src, ready: false, parts })
             }
             Fused::Mlp { src, gate, up, down, into } => {

@@ -16,12 +16,14 @@
 mod attention;
 mod delta_net;
 mod error;
+mod gated;
 mod matmul;
 mod rows;
 
 pub use attention::{Attention, AttentionBuffers, KvCache, KvElement, PARTITION};
 pub use delta_net::{DeltaNet, DeltaNetBuffers, DeltaNetDims};
 pub use error::LaunchError;
+pub use gated::GatedBuffers;
 pub use matmul::{Inputs, Int8Rows, Matrix, Output, Products};
 pub use rows::{Norm, NormRows, Pairing, Rope};
 
@@ -68,6 +70,7 @@ pub struct Kernels {
     delta_net: delta_net::Entries,
     delta_step: delta_net::StepEntries,
     matmul: BTreeMap<Format, matmul::Entries>,
+    gated: gated::Entries,
     compute_units: usize,
     matrix_units: bool,
     products: Products,
@@ -93,6 +96,7 @@ impl Kernels {
             delta_net: delta_net::Entries::load(&loader)?,
             delta_step: delta_net::StepEntries::load(&loader)?,
             matmul: matmul.collect::<Result<_, LaunchError>>()?,
+            gated: gated::Entries::load(&loader)?,
             compute_units: device.info().compute_units as usize,
             matrix_units,
             products: Products::Fitting,

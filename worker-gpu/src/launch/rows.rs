@@ -12,7 +12,7 @@ entries!(ArgmaxEntries: "argmax" { argmax });
 /// Threads of a block that works on elements.
 const BLOCK: usize = 256;
 /// Neighbouring values that a thread takes together.
-const QUAD: usize = 4;
+pub(super) const QUAD: usize = 4;
 /// Values that a thread of a norm keeps in registers, and the fewest and most threads of its block. Parts of the order of its
 /// sum.
 const NORM_KEPT: usize = 2 * QUAD;
@@ -41,7 +41,7 @@ pub struct Rope {
 }
 
 /// Blocks of [`BLOCK`] threads over `count` elements.
-fn over(check: Check, count: usize) -> Result<Launch, LaunchError> {
+pub(super) fn over(check: Check, count: usize) -> Result<Launch, LaunchError> {
     Ok(Launch::linear(check.number("elements", count.div_ceil(BLOCK))?, BLOCK as u32))
 }
 
