@@ -3,6 +3,8 @@
 // A target header supplies what differs (built with clang for HIP, with clang or NVRTC for CUDA, with a C++ compiler for
 // the emulated device); everything below it is portable and written so that all targets compute the same bits:
 //   KERNEL(name, max_threads, parameters...)   an entry point; blocks are whole waves, at most max_threads threads
+//   KERNEL_RESIDENT(name, max_threads, blocks, parameters...)   the same; a unit should hold so many blocks at once, which
+//                                              bounds their registers where registers decide that (NVIDIA)
 //   DEVICE                                     a helper
 //   SHARED_ARRAY(type, name, count)            memory of the block; not initialised
 //   DYNAMIC_SHARED(type, name)                 the block's memory whose size the launch gives, 16-byte aligned
@@ -15,6 +17,7 @@
 //   byte_lookup(low, high, at)                 four bytes: each the one that a byte of `at`, 0 to 7, selects from low and high
 //   fused_multiply_add(a, b, c) square_root(x) rounded once, as IEEE 754 says
 //   exp2_fast(x)                               hardware: about 2 ulp, denormal results may be zero
+//   reciprocal_fast(x)                         hardware: about 1 ulp
 //   to_f32(f16) to_f16(float)                  round to nearest even
 // Products and sums are never contracted by the compiler: a kernel that wants a fused multiply-add writes one.
 #pragma once

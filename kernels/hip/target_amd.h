@@ -5,6 +5,7 @@
 #define DEVICE static inline __attribute__((device, always_inline))
 #define KERNEL(name, max_threads, ...)                                                              \
   extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, max_threads))) void name(__VA_ARGS__)
+#define KERNEL_RESIDENT(name, max_threads, blocks, ...) KERNEL(name, max_threads, __VA_ARGS__)
 #define SPILLWAY_TEXT(tokens) #tokens
 #define UNROLL(times) _Pragma(SPILLWAY_TEXT(unroll times))
 #define SHARED_ARRAY(type, name, count) static __attribute__((shared)) type name[count]
@@ -61,6 +62,7 @@ DEVICE u32 byte_lookup(u32 low, u32 high, u32 at) { return __builtin_amdgcn_perm
 DEVICE float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEVICE float square_root(float x) { return __builtin_sqrtf(x); }
 DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
+DEVICE float reciprocal_fast(float x) { return __builtin_amdgcn_rcpf(x); }
 
 DEVICE float to_f32(f16 value) { return (float)__builtin_bit_cast(_Float16, value); }
 DEVICE f16 to_f16(float value) { return __builtin_bit_cast(f16, (_Float16)value); }

@@ -14,6 +14,7 @@
     return &emulated::Describe<&name, max_threads>::kernel;                                   \
   }                                                                                           \
   static void name(__VA_ARGS__)
+#define KERNEL_RESIDENT(name, max_threads, blocks, ...) KERNEL(name, max_threads, __VA_ARGS__)
 #define UNROLL(times)
 #define SHARED_ARRAY(type, name, count) type* const name = emulated::shared_array<type, count>(__COUNTER__)
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(emulated::block->dynamic_shared)
@@ -48,6 +49,7 @@ DEVICE u32 byte_lookup(u32 low, u32 high, u32 at) {
 DEVICE float fused_multiply_add(float a, float b, float c) { return std::fmaf(a, b, c); }
 DEVICE float square_root(float x) { return std::sqrt(x); }
 DEVICE float exp2_fast(float x) { return std::exp2(x); }
+DEVICE float reciprocal_fast(float x) { return 1.0f / x; }
 
 DEVICE float to_f32(f16 value) { return (float)__builtin_bit_cast(_Float16, value); }
 DEVICE f16 to_f16(float value) { return __builtin_bit_cast(f16, (_Float16)value); }

@@ -9,10 +9,14 @@
 #define SPILLWAY_SHARED __attribute__((shared))
 #define KERNEL(name, max_threads, ...) \
   extern "C" __attribute__((global, launch_bounds(max_threads))) void name(__VA_ARGS__)
+#define KERNEL_RESIDENT(name, max_threads, blocks, ...) \
+  extern "C" __attribute__((global, launch_bounds(max_threads, blocks))) void name(__VA_ARGS__)
 #else
 #define DEVICE static __device__ __forceinline__
 #define SPILLWAY_SHARED __shared__
 #define KERNEL(name, max_threads, ...) extern "C" __global__ __launch_bounds__(max_threads) void name(__VA_ARGS__)
+#define KERNEL_RESIDENT(name, max_threads, blocks, ...) \
+  extern "C" __global__ __launch_bounds__(max_threads, blocks) void name(__VA_ARGS__)
 #endif
 #define SPILLWAY_TEXT(tokens) #tokens
 #define UNROLL(times) _Pragma(SPILLWAY_TEXT(unroll times))
@@ -75,6 +79,11 @@ DEVICE float exp2_fast(float x) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
   return power;
+}
+DEVICE float reciprocal_fast(float x) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+  return inverse;
 }
 
 DEVICE float to_f32(f16 value) {

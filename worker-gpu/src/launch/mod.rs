@@ -19,7 +19,9 @@ mod error;
 mod matmul;
 mod rows;
 
-pub use attention::{Attention, AttentionBuffers, KvCache, KvElement, PARTITION};
+pub use attention::{
+    Attention, AttentionBuffers, HeadSteps, Heads, KvCache, KvElement, MAX_ALONE, PARTITION, StepSize,
+};
 pub use delta_net::{DeltaNet, DeltaNetBuffers, DeltaNetDims};
 pub use error::LaunchError;
 pub use matmul::{Inputs, Int8Rows, Matrix, Output};
@@ -65,6 +67,7 @@ pub struct Kernels {
     residual: rows::ResidualEntries,
     argmax: rows::ArgmaxEntries,
     attention: attention::Entries,
+    attention_tiles: attention::Tiles,
     delta_net: delta_net::Entries,
     matmul: BTreeMap<Format, matmul::Entries>,
     compute_units: usize,
@@ -88,6 +91,7 @@ impl Kernels {
             residual: rows::ResidualEntries::load(&loader)?,
             argmax: rows::ArgmaxEntries::load(&loader)?,
             attention: attention::Entries::load(&loader)?,
+            attention_tiles: attention::Tiles::load(&loader)?,
             delta_net: delta_net::Entries::load(&loader)?,
             matmul: matmul.collect::<Result<_, LaunchError>>()?,
             compute_units: device.info().compute_units as usize,
