@@ -14,8 +14,9 @@ static constexpr u32 WAVES = THREADS / WAVE;
 static constexpr u32 POSITION_TILES = PARTITION / MMA_SIDE / WAVES;  // of a wave
 static constexpr u32 BLOCKS = PARTITION / KV_BLOCK;
 static constexpr u32 KEY_PIECE = 8;  // f16 of 16 bytes
-// Whether registers hold a whole partition's keys and values on their way while others are multiplied.
-// And how many tiles of rows a block of a prompt takes at most; the host knows.
+
+// Whether registers hold a whole partition's keys and values on their way while others are multiplied; and how many tiles
+// of rows a block of a prompt takes at most, which the host knows.
 #if defined(SPILLWAY_NVIDIA)
 static constexpr bool MANY_REGISTERS = true;
 static constexpr u32 MOST_TILES = 3;

@@ -75,3 +75,75 @@ impl AttentionBufs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hip::{Device, Driver};
+
+    const Q: Buf = Buf(1);
+    const K: Buf = Buf(2);
+    const V: Buf = Buf(3);
+    const GATE: Buf = Buf(4);
+    const JOINED: Buf = Buf(5);
+    const DIM: usize = 64;
+
+    fn bufs() -> AttentionBufs {
+        let (q_plan, k_plan) = (HeadPlan::default(), HeadPlan::default());
+        AttentionBufs { q: Q, k: K, v: V, gate: Some(GATE), dst: Buf(6), joined: None, q_plan, k_plan }
+    }
+
+    fn rope(buf: Buf) -> Op {
+        Op::Rope { buf, head_dim: DIM, rope: 0 }
+    }
+
+    fn split() -> Op {
+        Op::SplitHeads { src: JOINED, first: Q, second: GATE, head_dim: DIM }
+    }
+
+    /// What is absorbed, and how many operations are left.
+    fn absorbed(mut ops: Vec<Op>, later: &[Step]) -> (AttentionBufs, usize) {
+        let mut bufs = bufs();
+        bufs.absorb(&mut ops, DIM, later);
+        (bufs, ops.len())
+    }
+
+    /// The order that models with gated attention have.
+    #[test]
+    fn all_that_prepares_heads_is_absorbed() {
+        let driver = Driver::open(&"emulated".parse().unwrap()).unwrap();
+        let device = Device::open(&driver, 0).unwrap();
+        let memory = device.allocate("norm", 4 * DIM).unwrap();
+        let weight = memory.slice();
+        let norm = |buf| Op::HeadNorm { buf, head_dim: DIM, weight, eps: 1e-6 };
+        let (bufs, left) = absorbed(vec![rope(V), split(), norm(Q), rope(Q), norm(K), rope(K)], &[]);
+        assert_eq!((bufs.joined, left), (Some(JOINED), 1));
+        let plan = HeadPlan { norm: Some((weight, 1e-6)), rope: Some(0) };
+        assert_eq!((bufs.q_plan, bufs.k_plan), (plan, plan));
+        // A norm after the rotation is another computation.
+        let (bufs, left) = absorbed(vec![rope(Q), norm(Q), rope(K)], &[]);
+        assert_eq!((bufs.q_plan, left), (HeadPlan { rope: None, ..plan }, 1));
+    }
+
+    #[test]
+    fn what_changes_other_heads_stays() {
+        for last in [
+            rope(V),
+            Op::Rope { buf: Q, head_dim: DIM / 2, rope: 0 },
+            Op::SplitHeads { src: JOINED, first: GATE, second: Q, head_dim: DIM },
+            Op::Residual { src: Q },
+        ] {
+            assert_eq!(absorbed(vec![last], &[]).1, 1);
+        }
+        assert_eq!(absorbed(vec![rope(Q), rope(Q)], &[]).1, 1, "turned twice");
+        assert_eq!(absorbed(vec![rope(Q), split(), rope(K)], &[]).1, 1, "what the split overwrites");
+    }
+
+    /// Absorbed operations leave the buffers as they were, so they must not be read again.
+    #[test]
+    fn nothing_is_absorbed_when_heads_are_read_later() {
+        for buf in [Q, K, GATE] {
+            assert_eq!(absorbed(vec![rope(Q), rope(K)], &[Step::Residual { src: buf }]).1, 2);
+        }
+    }
+}

@@ -132,7 +132,7 @@ impl Step<'_> {
         let &Self { tokens: rows, spans, context, .. } = self;
         let buffer = |buf: Buf| self.scratch.buffer(buf);
         let dim = cache.key_dim();
-        let apart = |buf: Buf| Heads { memory: buffer(buf), stride: dim };
+        let apart = |buf: Buf, stride: usize| Heads { memory: buffer(buf), stride };
         let (q, gate) = match bufs.joined {
             Some(joined) => {
                 let memory = buffer(joined);
@@ -141,7 +141,7 @@ impl Step<'_> {
                 let stride = 2 * dim;
                 (Heads { memory, stride }, Some(Heads { memory: gates, stride }))
             }
-            None => (apart(bufs.q), bufs.gate.map(apart)),
+            None => (apart(bufs.q, dim), bufs.gate.map(|gate| apart(gate, cache.value_dim()))),
         };
         let buffers = AttentionBuffers {
             q,

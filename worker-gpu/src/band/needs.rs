@@ -177,3 +177,32 @@ impl Needs {
         parts + super::facts::PADDING
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::PARTITION;
+    use spillway_protocol::plan::{ActivationType, KvType};
+
+    /// Captured steps are queued with a power of two of partitions. Scratch for what sequences really have was too small for
+    /// them, and every long context was attended to by a few blocks.
+    #[test]
+    fn scratch_holds_the_partitions_of_a_captured_step() {
+        let of_partition = Attention::scratch_bytes(24, 256, 1, 1);
+        for max_seq in [PARTITION, 8192 + PARTITION, 262_144, 3 << 20] {
+            let limits = Limits {
+                max_seq,
+                max_sequences: 1,
+                kv_blocks: max_seq.div_ceil(KV_BLOCK_TOKENS),
+                kv_type: KvType::F16,
+                activations: ActivationType::Int8,
+                max_step_tokens: 512,
+                max_logit_rows: 1,
+            };
+            let widths = ModelWidths { d_model: 64, vocab: 64, rope_pairs: 0 };
+            let layer = LayerNeeds { attention: of_partition, ..LayerNeeds::default() };
+            let scratch = Needs::new(widths, [&layer], false, limits).scratch().attention;
+            assert!(scratch >= of_partition * max_seq.div_ceil(PARTITION).next_power_of_two(), "{max_seq}");
+        }
+    }
+}

@@ -118,6 +118,11 @@ impl KvCache {
     pub fn key_dim(&self) -> usize {
         self.key_dim
     }
+
+    /// Width of a value.
+    pub fn value_dim(&self) -> usize {
+        self.value_dim
+    }
 }
 
 /// An attention layer.

@@ -99,8 +99,8 @@ impl Kernels {
         })
     }
 
-    /// The same with or without the kernels for matrix units, whatever the device has: results are the same bits. For
-    /// tests and measurements.
+    /// The same with or without the kernels for matrix units, whatever the device has. Products are the same bits; attention
+    /// on matrix units rounds queries and weights to f16. For tests and measurements.
     #[must_use]
     pub fn with_matrix_units(self, matrix_units: bool) -> Self {
         Self { matrix_units, ..self }
