@@ -90,11 +90,7 @@ DEVICE u32 mma_column(u32 i) {
 // What `of` holds for the lane's rows, one element for each of the 16 rows of D; and for its columns.
 template <class T>
 DEVICE void mma_load_rows(const T* of, T* to) {
-#if defined(SPILLWAY_NVIDIA)
-  for (u32 i = 0; i < MMA_ROWS; i++) to[i] = of[mma_row(i * 2)];
-#else
-  for (u32 i = 0; i < MMA_ROWS; i++) to[i] = of[mma_row(i)];
-#endif
+  for (u32 i = 0; i < MMA_ROWS; i++) to[i] = of[mma_row(mma_with_row(i))];
 }
 template <class T>
 DEVICE void mma_load_columns(const T* of, T* to) {
@@ -369,3 +365,127 @@ DEVICE MmaSumI32 mma_dot_half(const MmaI8& a, const MmaI8& b, u32 half, i32 star
 }
 
 #endif
+
+// Operands of twice the depth, moved in pieces of 16 bytes: 16 rows of 32 f16, four pieces each. The order in which a
+// target multiplies the 32 values is its own, but the same for both operands.
+#if defined(SPILLWAY_NVIDIA)
+static constexpr u32 MMA_PIECES = 2;
+#elif defined(SPILLWAY_AMD) && defined(__GFX11__)
+static constexpr u32 MMA_PIECES = 4;
+#else
+static constexpr u32 MMA_PIECES = 64 / WAVE;
+#endif
+
+struct MmaDeepF16 {
+  static constexpr u32 DEPTH = 32;
+  i32x4 piece[MMA_PIECES];
+};
+
+// Row, and which of its four pieces, this lane's piece `i` stands for.
+DEVICE u32 mma_piece_row(u32 i) {
+#if defined(SPILLWAY_NVIDIA)
+  return lane_index() / 4 + i * 8;
+#else
+  (void)i;
+  return lane_index() % 16;
+#endif
+}
+DEVICE u32 mma_piece_column(u32 i) {
+#if defined(SPILLWAY_NVIDIA)
+  (void)i;
+  return lane_index() % 4;
+#elif defined(SPILLWAY_AMD) && defined(__GFX11__)
+  return i;
+#else
+  return lane_index() / 16 + i * (WAVE / 16);
+#endif
+}
+
+// Loads an operand whose rows are `row_stride` values apart and whose pieces are `piece_stride` values apart.
+DEVICE MmaDeepF16 mma_load_deep(const f16* rows, u32 row_stride, u32 piece_stride) {
+  MmaDeepF16 operand;
+  UNROLL(MMA_PIECES)
+  for (u32 i = 0; i < MMA_PIECES; i++) {
+    const f16* from = rows + mma_piece_row(i) * row_stride + mma_piece_column(i) * piece_stride;
+    operand.piece[i] = *reinterpret_cast<const i32x4*>(from);
+  }
+  return operand;
+}
+
+DEVICE MmaF16 mma_half_depth(const MmaDeepF16& operand, u32 half) {
+  MmaF16 out;
+#if defined(SPILLWAY_NVIDIA)
+  for (u32 i = 0; i < 4; i++) out.word[i] = (u32)operand.piece[i % 2].v[half * 2 + i / 2];
+#else
+  for (u32 i = 0; i < MMA_F16_WORDS; i++) {
+    u32 word = half * MMA_F16_WORDS + i;
+    out.word[i] = (u32)operand.piece[word / 4].v[word % 4];
+  }
+#endif
+  return out;
+}
+
+// Neighbouring lanes that hold values of a row of D.
+static constexpr u32 MMA_ROW_LANES = MMA_SIDE / MMA_COLUMNS;
+
+// An operand in shared memory as mma_load_image reads it best: MMA_IMAGE_WORDS words for 16 rows of 32 f16, where
+// mma_image_word(row, w) is the place of values 2 w and 2 w + 1 of a row.
+#if defined(SPILLWAY_NVIDIA)
+// By lane, four words each, which one load brings into the registers of one multiplication. The exclusive or spreads the
+// words that a wave stores at once over the banks.
+static constexpr u32 MMA_IMAGE_WORDS = 256;
+DEVICE u32 mma_image_slot(u32 row, u32 piece) { return row * 4 + (piece ^ row / 2); }
+DEVICE u32 mma_image_word(u32 row, u32 w) {
+  return (w / 2 % 2 * 32 + mma_image_slot(row % 8, w / 4)) * 4 + w % 2 * 2 + row / 8;
+}
+#else
+// By row, with a distance that spreads rows over the banks.
+static constexpr u32 MMA_IMAGE_STRIDE = 20, MMA_IMAGE_WORDS = MMA_SIDE * MMA_IMAGE_STRIDE;
+DEVICE u32 mma_image_word(u32 row, u32 w) { return row * MMA_IMAGE_STRIDE + w; }
+#endif
+
+struct MmaImageF16 {
+  MmaF16 half[2];
+};
+
+DEVICE MmaImageF16 mma_load_image(const u32* image) {
+  MmaImageF16 operand;
+#if defined(SPILLWAY_NVIDIA)
+  const i32x4* slot = reinterpret_cast<const i32x4*>(image) + mma_image_slot(lane_index() / 4, lane_index() % 4);
+  for (u32 half = 0; half < 2; half++) operand.half[half] = bit_cast<MmaF16>(slot[half * 32]);
+#else
+  MmaDeepF16 deep = mma_load_deep(reinterpret_cast<const f16*>(image), 2 * MMA_IMAGE_STRIDE, 8);
+  for (u32 half = 0; half < 2; half++) operand.half[half] = mma_half_depth(deep, half);
+#endif
+  return operand;
+}
+
+DEVICE void mma(MmaSumF32& sum, const MmaImageF16& a, const MmaDeepF16& b) {
+  mma(sum, a.half[0], mma_half_depth(b, 0));
+  mma(sum, a.half[1], mma_half_depth(b, 1));
+}
+
+// Stores D rounded to f16 as columns `column` to `column` + 15 of an operand.
+DEVICE void mma_store(u32* image, u32 column, const f16 (&values)[MMA_VALUES]) {
+#if defined(SPILLWAY_NVIDIA)
+  UNROLL(MMA_VALUES)
+  for (u32 i = 0; i < MMA_VALUES; i += 2) {  // neighbouring columns
+    u32 pair = (u32)values[i].bits | (u32)values[i + 1].bits << 16;
+    image[mma_image_word(mma_row(i), (column + mma_column(i)) / 2)] = pair;
+  }
+#else
+  f16* to = reinterpret_cast<f16*>(image) + column;
+  UNROLL(MMA_VALUES)
+  for (u32 i = 0; i < MMA_VALUES; i++) to[mma_row(i) * 2 * MMA_IMAGE_STRIDE + mma_column(i)] = values[i];
+#endif
+}
+
+// Sum and largest of a value over the lanes that hold a row.
+DEVICE float mma_row_sum(float value) {
+  for (u32 mask = MMA_ROW_LANES / 2; mask > 0; mask /= 2) value += wave_shuffle_xor(value, mask);
+  return value;
+}
+DEVICE float mma_row_max(float value) {
+  for (u32 mask = MMA_ROW_LANES / 2; mask > 0; mask /= 2) value = larger(value, wave_shuffle_xor(value, mask));
+  return value;
+}

@@ -21,6 +21,7 @@
 //   loads_under_way()                          the loads above are asked for before anything below is done
 //   fused_multiply_add(a, b, c) square_root(x) rounded once, as IEEE 754 says
 //   exp2_fast(x)                               hardware: about 2 ulp, denormal results may be zero
+//   reciprocal_fast(x)                         hardware: about 1 ulp
 //   to_f32(f16) to_f16(float)                  round to nearest even
 // Products and sums are never contracted by the compiler: a kernel that wants a fused multiply-add writes one.
 #pragma once

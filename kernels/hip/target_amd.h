@@ -80,6 +80,7 @@ DEVICE u32 byte_lookup(u32 low, u32 high, u32 at) { return __builtin_amdgcn_perm
 DEVICE float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEVICE float square_root(float x) { return __builtin_sqrtf(x); }
 DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
+DEVICE float reciprocal_fast(float x) { return __builtin_amdgcn_rcpf(x); }
 
 DEVICE float to_f32(f16 value) { return (float)__builtin_bit_cast(_Float16, value); }
 DEVICE f16 to_f16(float value) { return __builtin_bit_cast(f16, (_Float16)value); }

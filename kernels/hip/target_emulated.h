@@ -60,6 +60,7 @@ DEVICE u32 byte_lookup(u32 low, u32 high, u32 at) {
 DEVICE float fused_multiply_add(float a, float b, float c) { return std::fmaf(a, b, c); }
 DEVICE float square_root(float x) { return std::sqrt(x); }
 DEVICE float exp2_fast(float x) { return std::exp2(x); }
+DEVICE float reciprocal_fast(float x) { return 1.0f / x; }
 
 DEVICE float to_f32(f16 value) { return (float)__builtin_bit_cast(_Float16, value); }
 DEVICE f16 to_f16(float value) { return __builtin_bit_cast(f16, (_Float16)value); }

@@ -116,6 +116,11 @@ DEVICE float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
   return power;
 }
+DEVICE float reciprocal_fast(float x) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+  return inverse;
+}
 
 DEVICE float to_f32(f16 value) {
   float wide;

@@ -44,6 +44,7 @@ pub const HEADERS: &[DeviceHeader] = headers![
     "prelude.h",
     "mma.h",
     "step.h",
+    "attention.h",
     "formats.h",
     "matmul.h",
     "few.h",
@@ -67,12 +68,14 @@ pub const SOURCES: &[DeviceSource<'static>] = sources![
     "silu_quantize": ["silu_quantize"],
     "argmax": ["argmax"],
     "attention": [
-        "kv_append_f32", "kv_append_f16",
-        "attend_split_f32_1", "attend_split_f32_2", "attend_split_f32_4", "attend_split_f32_8",
-        "attend_split_f16_1", "attend_split_f16_2", "attend_split_f16_4", "attend_split_f16_8",
-        "attend_whole_f32_1", "attend_whole_f32_2", "attend_whole_f32_4", "attend_whole_f32_8",
-        "attend_whole_f16_1", "attend_whole_f16_2", "attend_whole_f16_4", "attend_whole_f16_8",
+        "attention_prepare_f32", "attention_prepare_f16",
+        "attend_f32_1", "attend_f32_2", "attend_f32_4", "attend_f32_8",
+        "attend_f16_1", "attend_f16_2", "attend_f16_4", "attend_f16_8",
         "attend_fold"
+    ],
+    "attention_tiles": [
+        "attend_tiles_64", "attend_tiles_128", "attend_tiles_256",
+        "attend_prompt_64", "attend_prompt_128", "attend_prompt_256"
     ],
     "delta_net": [
         "delta_conv_32", "delta_conv_64", "delta_conv_128", "delta_conv_256",
@@ -153,7 +156,9 @@ mod tests {
                         macros.iter().any(|name| source.text.contains(&format!("{name}({format},")))
                             && entry.contains(format)
                     }
-                    None => source.text.contains(&format!("KERNEL({entry},")),
+                    None => ["KERNEL", "KERNEL_TOGETHER"]
+                        .iter()
+                        .any(|name| source.text.contains(&format!("{name}({entry},"))),
                 };
                 assert!(defined, "{} lacks {entry}", source.name);
             }

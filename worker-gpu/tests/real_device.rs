@@ -24,7 +24,10 @@ use spillway_worker_gpu::hip::{
     Device, DeviceBuffer, Driver, Event, HipError, IpcHandle, Launch, Module, PeerBuffer, Provider, Stream,
     search,
 };
-use spillway_worker_gpu::launch::{GatedBuffers, Inputs, Int8Rows, Matrix, Output};
+use spillway_worker_gpu::launch::{
+    Attention, AttentionBuffers, GatedBuffers, HeadSteps, Heads, Inputs, Int8Rows, Kernels, KvCache,
+    KvElement, LaunchError, Matrix, Output, PARTITION, Pairing, Rope, RowMeta, SpanMeta, StepSize,
+};
 use std::fs::File;
 use std::process::Command;
 use std::ptr::NonNull;
@@ -352,6 +355,100 @@ fn speed_of_fused_products() {
         kernels.quantize_rows(stream, left.slice(), &out).unwrap();
     });
     println!("silu_quantize {MANY} x {HIDDEN}: {at_once:.1} us, silu_mul and quantize_rows {apart:.1} us");
+}
+
+/// How fast attention is at head shapes of Qwen3.5 27B (24:4 heads of 256) and Llama 8B (32:8 of 128), norm, rotation and
+/// cache included: share of memory bandwidth for single tokens, operations for chunks of a prompt. Figures are printed, not
+/// judged.
+#[test]
+#[ignore = "needs a GPU"]
+fn speed_of_attention() {
+    let compiler = compiler();
+    let bench = Bench::open(&provider(), &compiler).unwrap();
+    let kernels = Kernels::load(&bench.device, &compiler, &[]).unwrap();
+    for (heads, kv_heads, dim) in [(24, 4, 256), (32, 8, 128)] {
+        for (rows, contexts) in [
+            (1, &[128, 1024, 8192, 32768][..]),
+            (4, &[128, 8192, 32768]),
+            (512, &[512, 1024, 1536, 2048, 16384]),
+        ] {
+            for &context in contexts {
+                let us = attention_microseconds(&bench, &kernels, (heads, kv_heads, dim), rows, context);
+                let floor = (rows.min(4) * context * kv_heads * dim * 4) as f32 / 4.5e6;
+                let pairs = if rows > 4 { rows * (2 * context - rows) / 2 } else { rows * context };
+                let rate = 4.0 * (pairs * heads * dim) as f32 / us / 1e6;
+                println!(
+                    "{heads}:{kv_heads} x {dim}, {rows} rows at {context}: {us:.1} us, floor {floor:.1} us, {rate:.1} T/s"
+                );
+            }
+        }
+    }
+}
+
+/// Microseconds of a layer of f16 keys and values; up to four rows are sequences of their own.
+fn attention_microseconds(
+    bench: &Bench<'_>,
+    kernels: &Kernels,
+    (heads, kv_heads, dim): (usize, usize, usize),
+    rows: usize,
+    context: usize,
+) -> f32 {
+    const LAYERS: usize = 8; // more than caches hold
+    const PAIRS: usize = 32;
+    let spans = if rows <= 4 { rows } else { 1 };
+    let blocks = context.div_ceil(32);
+    let tables: Vec<u32> = (0..spans * blocks).map(|i| (i * 7 % (spans * blocks)) as u32).collect();
+    let first = context - rows / spans;
+    let row_meta: Vec<RowMeta> = (0..rows)
+        .map(|row| match spans {
+            1 => RowMeta { position: (first + row) as u32, table: 0, span: 0 },
+            _ => RowMeta { position: first as u32, table: (row * blocks) as u32, span: row as u32 },
+        })
+        .collect();
+    let span_meta: Vec<SpanMeta> = (0..spans)
+        .map(|span| SpanMeta { first_row: span as u32, tokens: (rows / spans) as u32, slot: 0, reset: 0 })
+        .collect();
+    let values = |count: usize| bench.upload(&vec![0.5f32; count]);
+    let (joined, k, v) =
+        (values(2 * rows * heads * dim), values(rows * kv_heads * dim), values(rows * kv_heads * dim));
+    let (weight, angles) = (values(dim), values(rows * PAIRS));
+    let [prepared, out] = [0; 2].map(|_| bench.empty::<f32>(rows * heads * dim));
+    let (row_meta, span_meta, tables) =
+        (bench.upload(&row_meta), bench.upload(&span_meta), bench.upload(&tables));
+    let scratch = bench.empty::<u8>(Attention::scratch_bytes(heads, dim, 4, context.div_ceil(PARTITION)));
+    let cache_bytes = KvCache::bytes_for(KvElement::F16, kv_heads, dim, dim, spans * blocks);
+    let memory = bench.empty::<u8>(LAYERS * cache_bytes);
+    bench.stream.fill(memory.slice(), 0x11).unwrap();
+    let stride = 2 * dim;
+    let buffers = AttentionBuffers {
+        q: Heads { memory: joined.slice(), stride },
+        prepared: prepared.slice(),
+        k: k.slice(),
+        v: v.slice(),
+        gate: Some(Heads { memory: joined.slice().part(dim * 4, joined.len() - dim * 4).unwrap(), stride }),
+        out: out.slice(),
+        row_meta: row_meta.slice(),
+        span_meta: span_meta.slice(),
+        tables: tables.slice(),
+        scratch: scratch.slice(),
+    };
+    let rope =
+        Some(Rope { pairing: Pairing::Halves, pairs: PAIRS, cos: angles.slice(), sin: angles.slice() });
+    let steps = HeadSteps { norm: Some((weight.slice(), 1e-6)), rope };
+    let layer = Attention { heads, scale: 0.0625 };
+    let size = StepSize { rows, spans, context };
+    let queue = || -> Result<(), LaunchError> {
+        (0..LAYERS).try_for_each(|at| {
+            let part = memory.slice().part(at * cache_bytes, cache_bytes)?;
+            let cache = KvCache::new(KvElement::F16, kv_heads, dim, dim, part)?;
+            kernels.attention(&bench.stream, &layer, &cache, &buffers, [&steps, &steps], size)
+        })
+    };
+    let graph = bench.stream.capture(queue).unwrap();
+    microseconds(bench, if rows > 4 { 3 } else { 20 }, |_| {
+        // SAFETY: the graph's memory is alive.
+        unsafe { graph.launch(&bench.stream) }.unwrap();
+    }) / LAYERS as f32
 }
 
 /// Environment variable with which [`ipc_child`] gets a handle: hexadecimal bytes, then the length.

@@ -1,13 +1,14 @@
 //! Queueing one operation on the rows of a step.
 
+use super::attention::{AttentionBufs, HeadPlan};
 use super::error::BandError;
 use super::facts::{Facts, Placed};
 use super::needs::ScratchBytes;
-use super::plan::{AttentionBufs, DeltaNetBufs, Op, Part, reads_int8};
+use super::plan::{DeltaNetBufs, Op, Part, reads_int8};
 use crate::hip::{Arena, DeviceSlice, HipError, Stream};
 use crate::launch::{
-    Attention, AttentionBuffers, DeltaNet, DeltaNetBuffers, GatedBuffers, Inputs, Int8Rows, Kernels, KvCache,
-    LaunchError, Matrix, NormRows, Output,
+    Attention, AttentionBuffers, DeltaNet, DeltaNetBuffers, GatedBuffers, HeadSteps, Heads, Inputs, Int8Rows,
+    Kernels, KvCache, LaunchError, Matrix, NormRows, Output, StepSize,
 };
 use spillway_model::program::{Buf, RESIDUAL};
 use spillway_worker::fuse::Target;
@@ -157,18 +158,40 @@ impl Step<'_> {
     }
 
     fn attention(&self, bufs: &AttentionBufs, layer: &Attention, cache: &KvCache) -> Result<(), LaunchError> {
+        let &Self { tokens: rows, spans, context, .. } = self;
         let buffer = |buf: Buf| self.scratch.buffer(buf);
+        let dim = cache.key_dim();
+        let apart = |buf: Buf, stride: usize| Heads { memory: buffer(buf), stride };
+        let (q, gate) = match bufs.joined {
+            Some(joined) => {
+                let memory = buffer(joined);
+                let skipped = dim * size_of::<f32>();
+                let gates = memory.part(skipped, memory.len().saturating_sub(skipped))?;
+                let stride = 2 * dim;
+                (Heads { memory, stride }, Some(Heads { memory: gates, stride }))
+            }
+            None => (apart(bufs.q, dim), bufs.gate.map(|gate| apart(gate, cache.value_dim()))),
+        };
         let buffers = AttentionBuffers {
-            q: buffer(bufs.q),
+            q,
+            prepared: buffer(bufs.q),
             k: buffer(bufs.k),
             v: buffer(bufs.v),
-            gate: bufs.gate.map(buffer),
+            gate,
             out: buffer(bufs.dst),
             row_meta: self.placed.row_meta,
+            span_meta: self.placed.span_meta,
             tables: self.placed.tables,
             scratch: self.scratch.attention,
         };
-        self.kernels.attention(self.stream, layer, cache, &buffers, self.tokens, self.context)
+        let [q_steps, k_steps] = [&bufs.q_plan, &bufs.k_plan].map(|plan| self.head_steps(plan));
+        let size = StepSize { rows, spans, context };
+        self.kernels.attention(self.stream, layer, cache, &buffers, [&q_steps?, &k_steps?], size)
+    }
+
+    fn head_steps(&self, plan: &HeadPlan) -> Result<HeadSteps, LaunchError> {
+        let rope = plan.rope.map(|rope| self.facts.rope(rope, self.tokens)).transpose()?;
+        Ok(HeadSteps { norm: plan.norm, rope })
     }
 
     fn delta_net(&self, bufs: &DeltaNetBufs, layer: &DeltaNet, int8: bool) -> Result<(), LaunchError> {

@@ -1,12 +1,13 @@
 //! How much memory a band needs beside its weights and states. The planner charges with it and the band allocates by it.
 
-use crate::launch::{Attention, DeltaNetDims, Int8Rows, PARTITION, RowMeta, SpanMeta};
+use super::replay::captured_partitions;
+use crate::launch::{Attention, DeltaNetDims, Int8Rows, MAX_ALONE, RowMeta, SpanMeta};
 use spillway_model::program::{DeltaNetSpec, Layer, Program, Step};
 use spillway_protocol::plan::{KV_BLOCK_TOKENS, Limits};
 use std::mem::size_of;
 
-/// Most scratch for attention that splits a context over blocks; beyond it, long contexts of many sequences are attended
-/// to by fewer blocks.
+/// Most scratch for attention that splits contexts over blocks, unless one row needs more; beyond it, long contexts of many
+/// sequences are attended to a few rows at a time.
 const MAX_ATTENTION_SCRATCH: usize = 64 << 20;
 /// Weights on their way to the device: pieces of this size, of which so many are in flight.
 pub(super) const UPLOAD_PIECE: usize = 16 << 20;
@@ -138,12 +139,14 @@ impl Needs {
         let rows = limits.max_step_tokens;
         let float = size_of::<f32>();
         let logit_rows = if self.head { limits.max_logit_rows } else { 0 };
-        let partitions = limits.max_seq.div_ceil(PARTITION);
+        // What captured steps are queued with, which is up to twice what the longest sequence has.
+        let row_attention = widest.attention * captured_partitions(limits.max_seq);
+        let attention_rows = rows.min(limits.max_sequences.max(MAX_ALONE));
         ScratchBytes {
             buffers: widest.buffers.iter().map(|width| width * rows * float).collect(),
             hidden: widest.hidden * rows * float,
             int8: Int8Rows::bytes_for(rows.max(logit_rows), widest.widest_input),
-            attention: (widest.attention * limits.max_sequences * partitions).min(MAX_ATTENTION_SCRATCH),
+            attention: (row_attention * attention_rows).min(MAX_ATTENTION_SCRATCH.max(row_attention)),
             delta_net: widest.delta_net * rows,
             facts: self.facts_bytes(),
             gathered: logit_rows * widths.d_model * float,
@@ -183,5 +186,34 @@ impl Needs {
         let blocks = (max_sequences * max_seq.div_ceil(KV_BLOCK_TOKENS)).min(kv_blocks * max_sequences);
         let parts = rows * per_row + max_sequences * size_of::<SpanMeta>() + blocks * size_of::<u32>();
         parts + super::facts::PADDING
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::PARTITION;
+    use spillway_protocol::plan::{ActivationType, KvType};
+
+    /// Captured steps are queued with a power of two of partitions. Scratch for what sequences really have was too small for
+    /// them, and every long context was attended to by a few blocks.
+    #[test]
+    fn scratch_holds_the_partitions_of_a_captured_step() {
+        let of_partition = Attention::scratch_bytes(24, 256, 1, 1);
+        for max_seq in [PARTITION, 8192 + PARTITION, 262_144, 3 << 20] {
+            let limits = Limits {
+                max_seq,
+                max_sequences: 1,
+                kv_blocks: max_seq.div_ceil(KV_BLOCK_TOKENS),
+                kv_type: KvType::F16,
+                activations: ActivationType::Int8,
+                max_step_tokens: 512,
+                max_logit_rows: 1,
+            };
+            let widths = ModelWidths { d_model: 64, vocab: 64, rope_pairs: 0 };
+            let layer = LayerNeeds { attention: of_partition, ..LayerNeeds::default() };
+            let scratch = Needs::new(widths, [&layer], false, limits).scratch().attention;
+            assert!(scratch >= of_partition * max_seq.div_ceil(PARTITION).next_power_of_two(), "{max_seq}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! From the program's steps to operations with their weights on the device: what is done once, at load.
 
+use super::attention::{AttentionBufs, HeadPlan};
 use super::error::BandError;
 use super::load::Loader;
 use super::needs::delta_net_dims;
@@ -33,16 +34,6 @@ pub(super) struct Part {
     pub into: Target,
 }
 
-/// Buffers of an attention step.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct AttentionBufs {
-    pub q: Buf,
-    pub k: Buf,
-    pub v: Buf,
-    pub gate: Option<Buf>,
-    pub dst: Buf,
-}
-
 /// Buffers of a DeltaNet step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DeltaNetBufs {
@@ -71,10 +62,14 @@ pub(super) struct Builder<'b, 'a, 'p> {
 impl Builder<'_, '_, '_> {
     /// Loads a layer.
     pub fn layer(&mut self, layer: &Layer) -> Result<Vec<Op>, BandError> {
-        let mut ops: Vec<Op> = fuse(&layer.steps)
-            .into_iter()
-            .map(|fused| self.op(fused, &layer.buffers))
-            .collect::<Result<_, _>>()?;
+        let mut ops = Vec::new();
+        for fused in fuse(&layer.steps) {
+            let mut op = self.op(fused.clone(), &layer.buffers)?;
+            if let (Op::Attention { bufs, cache, .. }, Fused::Single(step)) = (&mut op, fused) {
+                bufs.absorb(&mut ops, cache.key_dim(), steps_after(layer, step));
+            }
+            ops.push(op);
+        }
         hand_over(&mut ops);
         Ok(ops)
     }
@@ -120,7 +115,8 @@ impl Builder<'_, '_, '_> {
             &Step::Rope { buf, head_dim, rope } => Op::Rope { buf, head_dim, rope },
             &Step::Residual { src } => Op::Residual { src },
             &Step::Attention { q, k, v, gate, dst, ref spec } => {
-                let bufs = AttentionBufs { q, k, v, gate, dst };
+                let (q_plan, k_plan) = (HeadPlan::default(), HeadPlan::default());
+                let bufs = AttentionBufs { q, k, v, gate, dst, joined: None, q_plan, k_plan };
                 let layer = Attention { heads: spec.heads, scale: spec.scale };
                 Op::Attention { bufs, layer, cache: self.cache(spec)? }
             }
@@ -170,6 +166,12 @@ impl Builder<'_, '_, '_> {
     pub fn values(&mut self, weight: &WeightRef) -> Result<DeviceSlice, BandError> {
         self.loader.values(self.arena, weight)
     }
+}
+
+/// The steps of a layer after one of them.
+fn steps_after<'l>(layer: &'l Layer, step: &Step) -> &'l [Step] {
+    let at = layer.steps.iter().position(|other| std::ptr::eq(other, step));
+    &layer.steps[at.map_or(0, |at| at + 1)..]
 }
 
 /// Lets operations whose result the next one multiplies write the 8-bit form that it reads.

@@ -20,7 +20,9 @@ mod gated;
 mod matmul;
 mod rows;
 
-pub use attention::{Attention, AttentionBuffers, KvCache, KvElement, PARTITION};
+pub use attention::{
+    Attention, AttentionBuffers, HeadSteps, Heads, KvCache, KvElement, MAX_ALONE, PARTITION, StepSize,
+};
 pub use delta_net::{DeltaNet, DeltaNetBuffers, DeltaNetDims};
 pub use error::LaunchError;
 pub use gated::GatedBuffers;
@@ -67,6 +69,7 @@ pub struct Kernels {
     residual: rows::ResidualEntries,
     argmax: rows::ArgmaxEntries,
     attention: attention::Entries,
+    attention_tiles: attention::Tiles,
     delta_net: delta_net::Entries,
     delta_step: delta_net::StepEntries,
     matmul: BTreeMap<Format, matmul::Entries>,
@@ -93,6 +96,7 @@ impl Kernels {
             residual: rows::ResidualEntries::load(&loader)?,
             argmax: rows::ArgmaxEntries::load(&loader)?,
             attention: attention::Entries::load(&loader)?,
+            attention_tiles: attention::Tiles::load(&loader)?,
             delta_net: delta_net::Entries::load(&loader)?,
             delta_step: delta_net::StepEntries::load(&loader)?,
             matmul: matmul.collect::<Result<_, LaunchError>>()?,
@@ -101,6 +105,13 @@ impl Kernels {
             matrix_units,
             products: Products::Fitting,
         })
+    }
+
+    /// The same with or without the kernels for matrix units, whatever the device has. Products are the same bits; attention
+    /// on matrix units rounds queries and weights to f16. For tests and measurements.
+    #[must_use]
+    pub fn with_matrix_units(self, matrix_units: bool) -> Self {
+        Self { matrix_units, ..self }
     }
 
     /// The same with these kernels for products, whatever the device has: for tests and measurements.

@@ -1,7 +1,7 @@
 //! What every device must compute. Run on the emulated device in all its variants, and on real ones.
 
 use super::numbers::{Numbers, ulps};
-use super::{Bench, PRELUDE_CHECK, delta_net, operations, products};
+use super::{Bench, PRELUDE_CHECK, attention, delta_net, operations, products};
 use crate::args;
 use half::{bf16, f16};
 use spillway_worker_gpu::hip::Launch;
@@ -27,7 +27,10 @@ pub const ALL: &[(&str, Case)] = &[
     ("silu_quantize", products::silu_quantize),
     ("gated", products::gated),
     ("embed_rows", products::embed_rows),
-    ("attention", operations::attention),
+    ("attention", attention::attention),
+    ("attention_tiles", attention::attention_tiles),
+    ("attention_is_chunk_invariant", attention::attention_is_chunk_invariant),
+    ("attention_prepares_heads", attention::attention_prepares_heads),
     ("delta_net", delta_net::delta_net),
     ("delta_net_is_chunk_invariant", delta_net::delta_net_is_chunk_invariant),
     ("exp_and_log", exp_and_log),

@@ -4,6 +4,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "test data is small, or cut on purpose")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a step that fails is a test that fails")]
 
+pub mod attention;
 pub mod cases;
 pub mod delta_net;
 pub mod numbers;
