@@ -15,8 +15,8 @@ struct alignas(8) InputCell {
   u32 sums;  // of the first 16 codes, of the second 16: i16 each
 };
 
-// One matrix of a launch and where its product goes: Part of worker-gpu/src/launch/matmul.rs.
-struct Part {
+// One matrix of a launch and where its product goes: `Output::part` of worker-gpu/src/launch/matmul.rs.
+struct MatrixPart {
   const u8* weights;
   float* out;         // [tokens][rows]
   const float* bias;  // [rows], or null
@@ -38,16 +38,18 @@ DEVICE u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
 
 // The parameters of a kernel that multiplies up to four matrices of one format with the same inputs.
 #define PRODUCT_PARAMETERS \
-  const void *x, const InputCell *scales, u32 columns, u32 tokens, Part part0, Part part1, Part part2, Part part3
+  const void *x, const InputCell *scales, u32 columns, u32 tokens, MatrixPart part0, MatrixPart part1, \
+      MatrixPart part2, MatrixPart part3
 #define PRODUCT_OF_BLOCK(block_rows) \
   product_of_block(block_rows, x, scales, columns, tokens, part0, part1, part2, part3)
 
 // The part that this block works on: blocks of `block_rows` rows, those of the first part first.
 DEVICE Product product_of_block(u32 block_rows, const void* x, const InputCell* scales, u32 columns, u32 tokens,
-                                const Part& part0, const Part& part1, const Part& part2, const Part& part3) {
+                                const MatrixPart& part0, const MatrixPart& part1, const MatrixPart& part2,
+                                const MatrixPart& part3) {
   u32 block = block_index_x();
-  Part part = part0;
-  auto pass = [&](const Part& next) {
+  MatrixPart part = part0;
+  auto pass = [&](const MatrixPart& next) {
     u32 blocks = (part.rows + block_rows - 1) / block_rows;
     if (block < blocks || next.rows == 0) return false;
     block -= blocks;

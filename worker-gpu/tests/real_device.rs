@@ -61,9 +61,6 @@ fn fill_the_cache() {
     }
 }
 
-/// Bytes that a thread may spill: the registers that `compile.rs` allows.
-const SPILL_LIMIT: u32 = 8 * 4;
-
 /// Not a test by itself: the process that NVRTC runs in.
 #[test]
 #[ignore = "started by other tests"]
@@ -82,7 +79,7 @@ fn a_device_describes_itself() {
     assert!(matches!(info.wave, 32 | 64) && info.shared_bytes >= 48 << 10);
 }
 
-/// Bytes of a thread's registers that a compiler may keep in memory: those that are seldom used, of a full set.
+/// Bytes of a thread's registers that a compiler may keep in memory, as `compile.rs` allows: those that are seldom used, of a full set.
 const SPILL_LIMIT: u32 = 32;
 
 #[test]

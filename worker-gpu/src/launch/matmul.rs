@@ -410,7 +410,7 @@ impl Kernels {
 }
 
 impl Output {
-    /// `struct Part` of `kernels/hip/matmul.h`.
+    /// `struct MatrixPart` of `kernels/hip/matmul.h`.
     fn part(&self, check: Check, weight: &Matrix, tokens: usize) -> Result<Arg, LaunchError> {
         check.holds::<f32>("out", self.to, tokens * weight.rows)?;
         if let Some(bias) = self.bias {

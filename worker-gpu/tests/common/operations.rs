@@ -2,7 +2,7 @@
 
 use super::numbers::Numbers;
 use super::{Bench, cpu};
-use spillway_kernels::ops::{self, RopePairing, RopeTable};
+use spillway_kernels::ops::{RopePairing, RopeTable};
 use spillway_worker_gpu::hip::DeviceBuffer;
 use spillway_worker_gpu::launch::{Pairing, Rope, RowMeta, SpanMeta};
 
