@@ -1,163 +1,277 @@
-// Causal depthwise convolution and gated delta rule: see kernels/src/ops/deltanet.rs, which computes the same.
-//
-// Tokens of a span are processed one after the other, so cutting a sequence into steps changes no operation and no bit.
-#include "step.h"
+// A DeltaNet layer for any step: delta_net.h says what is computed.
+#include "delta_net.h"
 
-static constexpr u32 LANES_PER_ROW = 8;
+// Rows of a block of the convolution at most.
+static constexpr u32 CONV_ROWS = 8;
+// Threads of a block of the recurrence, and tokens that it fetches at a time.
+static constexpr u32 RULE_THREADS = 128, RULE_TOKENS = 16;
 
-// A past input of a span: row `index` of the step's inputs from the span's first on, or, negative, of the history.
-DEVICE float past_input(const float* inputs, const float* history, const SpanMeta& span, i32 index, u32 channel,
-                        u32 channels, u32 past) {
-  if (index >= 0) return inputs[((u64)span.first_row + (u32)index) * channels + channel];
-  if (span.reset) return 0.0f;
-  return history[((u64)span.slot * past + (u32)(index + (i32)past)) * channels + channel];
-}
-
-// out = silu(convolution), then, for query and key heads, x * scale / sqrt(sum of squares + epsilon). A block is one head
-// of one row.
-KERNEL(delta_conv, 256, const float* inputs, const float* history, const float* weights, const RowMeta* meta,
-       const SpanMeta* spans, float* out, u32 channels, u32 key_heads, u32 head_dim, u32 taps, float epsilon) {
-  u32 row = block_index_x(), head = block_index_y(), channel = head * head_dim + thread_index();
-  SpanMeta span = spans[meta[row].span];
-  i32 oldest = (i32)(row - span.first_row) - (i32)(taps - 1);
-  float value = 0.0f;
-  if (thread_index() < head_dim) {
-    for (u32 tap = 0; tap < taps; tap++) {
-      float input = past_input(inputs, history, span, oldest + (i32)tap, channel, channels, taps - 1);
-      value = fused_multiply_add(weights[(u64)channel * taps + tap], input, value);
-    }
-    value = silu(value);
-  }
-  if (head < 2 * key_heads) {
-    float scale = head < key_heads ? 1.0f / square_root((float)head_dim) : 1.0f;
-    value *= scale / square_root(block_sum(value * value) + epsilon);
-  }
-  if (thread_index() < head_dim) out[(u64)row * channels + channel] = value;
-}
-
-// Keeps the last inputs of every span for the next step. Rows move to lower places, so the order of writing is safe.
-KERNEL(delta_remember, 256, const float* inputs, float* history, const SpanMeta* spans, u32 channels, u32 taps) {
-  u32 channel = block_index_y() * block_threads() + thread_index(), past = taps - 1;
-  SpanMeta span = spans[block_index_x()];
-  if (channel >= channels || span.tokens == 0) return;
-  for (u32 i = 0; i < past; i++) {
-    i32 index = (i32)(span.tokens + i) - (i32)past;
-    float value = past_input(inputs, history, span, index, channel, channels, past);
-    history[((u64)span.slot * past + i) * channels + channel] = value;
-  }
-}
-
-// Decays exp(rate * softplus(alpha + bias)), then strengths sigmoid(beta), of every row and value head.
-KERNEL(delta_gates, 256, const float* alpha, const float* beta, const float* rate, const float* bias, float* gates,
-       u32 heads, u32 count) {
-  u32 i = block_index_x() * block_threads() + thread_index();
-  if (i >= count) return;
-  gates[i] = exp_f32(rate[i % heads] * softplus(alpha[i] + bias[i % heads]));
-  gates[count + i] = sigmoid(beta[i]);
-}
-
-// Sums over the lanes that share a row of the state.
-DEVICE float row_sum(float value) {
-  for (u32 mask = LANES_PER_ROW / 2; mask > 0; mask /= 2) value += wave_shuffle_xor(value, mask);
-  return value;
-}
-
-// A lane's share of a query or key, and what else a token brings to a row of the state.
-template <u32 PIECES>
-struct TokenShare {
-  f32x4 q[PIECES], k[PIECES];
-  float v, decay, strength;
+// The sizes of a layer.
+struct Shape {
+  u32 rows, key_heads, value_heads, taps;
 };
 
-// What the recurrence of one row of the state reads.
-struct Source {
-  const float* convolved;  // [row][channels]
-  const float* gates;      // [row][value_heads] decays, then strengths
-  u32 rows, key_heads, value_heads, head, value;
+DEVICE u32 channels_of(const Shape& shape, u32 dim) { return (2 * shape.key_heads + shape.value_heads) * dim; }
+
+// silu(convolution) of a channel with USUAL_TAPS taps whose inputs all are in the step.
+DEVICE float convolve_inside(const Convolution& from, u32 row, u32 channel, const f32x4& weights) {
+  const float* input = from.inputs + (u64)(row - (USUAL_TAPS - 1)) * from.channels + channel;
+  float sum = 0.0f;
+  for (u32 tap = 0; tap < USUAL_TAPS; tap++) {
+    sum = fused_multiply_add(weights.v[tap], input[(u64)tap * from.channels], sum);
+  }
+  return silu(sum);
+}
+
+// A step's convolution.
+struct ConvolutionStep {
+  Convolution convolution;
+  GateInputs gates;
+  const RowMeta* meta;
+  const SpanMeta* spans;
+  float epsilon;
 };
 
-DEVICE u32 lane_of_row() { return thread_index() % LANES_PER_ROW; }
+// Rows of a block.
+struct Rows {
+  u32 first, count;
+};
 
-template <u32 DIM, u32 PIECES>
-DEVICE TokenShare<PIECES> load_token(const Source& from, u32 row) {
-  const float* channels = from.convolved + (u64)row * (2 * from.key_heads + from.value_heads) * DIM;
-  u32 key_head = from.head % from.key_heads;
-  const f32x4* q = reinterpret_cast<const f32x4*>(channels + key_head * DIM);
-  const f32x4* k = reinterpret_cast<const f32x4*>(channels + (from.key_heads + key_head) * DIM);
-  TokenShare<PIECES> share;
-  for (u32 i = 0; i < PIECES; i++) {
-    share.q[i] = q[i * LANES_PER_ROW + lane_of_row()];
-    share.k[i] = k[i * LANES_PER_ROW + lane_of_row()];
+// Convolves a channel of `rows` into `to`, a row every `stride` values.
+DEVICE void convolve_rows(const ConvolutionStep& step, Rows rows, u32 channel, float* to, u32 stride) {
+  const Convolution& from = step.convolution;
+  bool usual = from.taps == USUAL_TAPS;
+  f32x4 weights = usual ? load_quad(from.weights, channel) : f32x4{{0.0f, 0.0f, 0.0f, 0.0f}};
+  for (u32 row = rows.first; row < rows.first + rows.count; row++) {
+    RowMeta fact = step.meta[row];
+    SpanMeta span = step.spans[fact.span];
+    u32 index = row - span.first_row;
+    bool inside = usual && index >= USUAL_TAPS - 1;
+    *to = inside ? convolve_inside(from, row, channel, weights)
+                 : convolve(from, ConvolutionRow{row, index, fact.position, span.slot}, channel);
+    to += stride;
   }
-  share.v = channels[(2 * from.key_heads + from.head) * DIM + from.value];
-  share.decay = from.gates[(u64)row * from.value_heads + from.head];
-  share.strength = from.gates[((u64)from.rows + row) * from.value_heads + from.head];
-  return share;
 }
 
-// One token: with decay g, strength b and the state S before it, d = b (v - g S k), S' = g S + k d, and the output is
-// S' q = g (S q) + d (k q).
-template <u32 PIECES>
-DEVICE float step(f32x4* state, const TokenShare<PIECES>& token) {
-  float by_k = 0.0f, by_q = 0.0f, overlap = 0.0f;
-  for (u32 i = 0; i < PIECES; i++) {
-    for (u32 j = 0; j < 4; j++) {
-      by_k = fused_multiply_add(state[i].v[j], token.k[i].v[j], by_k);
-      by_q = fused_multiply_add(state[i].v[j], token.q[i].v[j], by_q);
-      overlap = fused_multiply_add(token.k[i].v[j], token.q[i].v[j], overlap);
-    }
-  }
-  by_k = row_sum(by_k), by_q = row_sum(by_q), overlap = row_sum(overlap);
-  float delta = token.strength * (token.v - token.decay * by_k);
-  for (u32 i = 0; i < PIECES; i++) {
-    for (u32 j = 0; j < 4; j++) {
-      state[i].v[j] = fused_multiply_add(token.k[i].v[j], delta, state[i].v[j] * token.decay);
-    }
-  }
-  return fused_multiply_add(delta, overlap, token.decay * by_q);
-}
-
-// The recurrence of one value head of one span. LANES_PER_ROW lanes hold a row of the state (one value, all keys) in
-// registers, in pieces of four keys in turn, for all tokens of the span.
+// A query and its key: convolved, normalised, and their overlap.
 template <u32 DIM>
-DEVICE void delta_rule(const float* convolved, const float* gates, float* matrix, const SpanMeta* spans, float* out,
-                       u32 rows, u32 key_heads, u32 value_heads) {
-  constexpr u32 PIECES = DIM / LANES_PER_ROW / 4;
-  SpanMeta span = spans[block_index_x()];
-  if (span.tokens == 0) return;  // the whole block
-  u32 head = block_index_y(), value = (block_index_z() * block_threads() + thread_index()) / LANES_PER_ROW;
-  Source source{convolved, gates, rows, key_heads, value_heads, head, value};
-  f32x4* home = reinterpret_cast<f32x4*>(matrix + (((u64)span.slot * value_heads + head) * DIM + value) * DIM);
-  f32x4 state[PIECES];
-  for (u32 i = 0; i < PIECES; i++) {
-    state[i] = span.reset ? f32x4{{0.0f, 0.0f, 0.0f, 0.0f}} : home[i * LANES_PER_ROW + lane_of_row()];
+DEVICE void convolve_pair(const ConvolutionStep& step, const Shape& shape, Rows rows, u32 head, float* out,
+                          float* overlaps) {
+  SHARED_ARRAY(f32x4, staged, 2 * CONV_ROWS * DIM / 4);
+  float* convolved = reinterpret_cast<float*>(staged);  // [query, key][row]
+  u32 part = thread_index() / DIM, at = thread_index() % DIM, query = head * DIM, key = (shape.key_heads + head) * DIM;
+  convolve_rows(step, rows, (part == 0 ? query : key) + at, convolved + part * CONV_ROWS * DIM + at, DIM);
+  block_barrier();
+  constexpr u32 GROUPS = 2 * DIM / Head<DIM>::LANES;
+  for (u32 first = 0; first < CONV_ROWS; first += GROUPS) {
+    u32 group = first + thread_index() / Head<DIM>::LANES, i = smaller(group, rows.count - 1);
+    Head<DIM> q = load_vector<Head<DIM>>(convolved + i * DIM);  // all lanes take part in the sums
+    Head<DIM> k = load_vector<Head<DIM>>(convolved + (CONV_ROWS + i) * DIM);
+    float overlap = normalize_pair<DIM>(q, k, step.epsilon);
+    if (group < rows.count) {
+      float* to = out + (u64)(rows.first + i) * step.convolution.channels;
+      store_vector(to + query, q);
+      store_vector(to + key, k);
+      if (quad_of<Head<DIM>>(0) == 0) overlaps[(u64)(rows.first + i) * shape.key_heads + head] = overlap;
+    }
   }
-  TokenShare<PIECES> token = load_token<DIM, PIECES>(source, span.first_row);
-  for (u32 t = 0; t < span.tokens; t++) {
-    // The next token is on its way while this one is computed.
-    TokenShare<PIECES> next = load_token<DIM, PIECES>(source, span.first_row + (t + 1 < span.tokens ? t + 1 : t));
-    float output = step<PIECES>(state, token);
-    if (lane_of_row() == 0) out[((u64)(span.first_row + t) * value_heads + head) * DIM + value] = output;
-    token = next;
-  }
-  for (u32 i = 0; i < PIECES; i++) home[i * LANES_PER_ROW + lane_of_row()] = state[i];
 }
 
-#define DELTA_RULE_KERNEL(name, DIM)                                                                                    \
-  KERNEL(name, 256, const float* convolved, const float* gates, float* matrix, const SpanMeta* spans, float* out,      \
-         u32 rows, u32 key_heads, u32 value_heads) {                                                                   \
-    delta_rule<DIM>(convolved, gates, matrix, spans, out, rows, key_heads, value_heads);                               \
+// Blocks of up to `run` rows: first those of pairs of a query and a key head, then those of two value heads each, then one
+// for the gates of the rows: decays, then strengths, of every value head, then overlaps of every key head.
+template <u32 DIM>
+DEVICE void convolve_and_gate(const ConvolutionStep& step, const Shape& shape, float* out, float* gates, u32 run) {
+  Rows rows{block_index_x() * run, smaller(run, shape.rows - block_index_x() * run)};
+  u64 count = (u64)shape.rows * shape.value_heads;
+  if (block_index_y() < shape.key_heads) {
+    convolve_pair<DIM>(step, shape, rows, block_index_y(), out, gates + 2 * count);
+    return;
+  }
+  u32 head = (block_index_y() - shape.key_heads) * 2 + thread_index() / DIM;
+  if (head < shape.value_heads) {
+    u32 channel = (2 * shape.key_heads + head) * DIM + thread_index() % DIM, channels = step.convolution.channels;
+    convolve_rows(step, rows, channel, out + (u64)rows.first * channels + channel, channels);
+  }
+  if (block_index_y() + 1 < grid_blocks_y()) return;
+  u64 first = (u64)rows.first * shape.value_heads;
+  for (u32 i = thread_index(); i < rows.count * shape.value_heads; i += block_threads()) {
+    gates[first + i] = decay_of(step.gates, first + i, i % shape.value_heads);
+    gates[count + first + i] = strength_of(step.gates, first + i);
+  }
+}
+
+#define DELTA_CONV_KERNEL(name, DIM)                                                                                     \
+  KERNEL(name, 2 * DIM, const float* inputs, const float* history, const float* weights, const float* alpha,             \
+         const float* beta, const float* rate, const float* bias, const RowMeta* meta, const SpanMeta* spans,            \
+         float* out, float* gates, u32 rows, u32 key_heads, u32 value_heads, u32 taps, u32 run, float epsilon) {         \
+    Shape shape{rows, key_heads, value_heads, taps};                                                                     \
+    ConvolutionStep step{Convolution{inputs, history, weights, channels_of(shape, DIM), taps},                           \
+                         GateInputs{alpha, beta, rate, bias}, meta, spans, epsilon};                                     \
+    convolve_and_gate<DIM>(step, shape, out, gates, run);                                                                \
+  }
+DELTA_CONV_KERNEL(delta_conv_32, 32)
+DELTA_CONV_KERNEL(delta_conv_64, 64)
+DELTA_CONV_KERNEL(delta_conv_128, 128)
+DELTA_CONV_KERNEL(delta_conv_256, 256)
+
+// A block of the recurrence: some rows of the state of one value head, for all tokens of one span.
+struct Part {
+  const float* convolved;  // [row][channels]
+  const float* gates;      // [row][value_heads] decays, then strengths; [row][key_heads] overlaps
+  SpanMeta span;
+  u32 head, key_head;
+  u32 value;  // its first row of the state
+};
+
+template <u32 DIM>
+struct Rule {
+  static constexpr u32 GROUPS = RULE_THREADS / Keys<DIM>::LANES, ROWS = GROUPS * STATE_ROWS;
+  static constexpr u32 QUADS = RULE_TOKENS * DIM / 2 / RULE_THREADS, VALUES = RULE_TOKENS * ROWS / RULE_THREADS;
+  // What a thread has of the next tokens, on its way from memory.
+  f32x4 qk[QUADS];
+  float v[VALUES], scalar;
+};
+
+// Tokens of a block, in shared memory.
+template <u32 DIM>
+struct Tokens {
+  f32x4 qk[RULE_TOKENS * DIM / 2];  // query, key
+  f32x4 scalars[RULE_TOKENS];       // decay, strength, overlap, nothing
+  float v[RULE_TOKENS * Rule<DIM>::ROWS];
+};
+
+// Fetches the tokens from `first` on; beyond the last one, that one again.
+template <u32 DIM>
+DEVICE void fetch(Rule<DIM>& next, const Part& part, const Shape& shape, u32 first) {
+  u32 channels = channels_of(shape, DIM), last = part.span.tokens - 1;
+  UNROLL(16)
+  for (u32 i = 0; i < Rule<DIM>::QUADS; i++) {
+    u32 item = i * RULE_THREADS + thread_index(), token = smaller(first + item / (DIM / 2), last);
+    u32 quad = item % (DIM / 2), is_key = quad / (DIM / 4);
+    const float* row = part.convolved + (u64)(part.span.first_row + token) * channels;
+    next.qk[i] = load_quad(row + (is_key * shape.key_heads + part.key_head) * DIM, quad % (DIM / 4));
+  }
+  UNROLL(4)
+  for (u32 i = 0; i < Rule<DIM>::VALUES; i++) {
+    u32 item = i * RULE_THREADS + thread_index(), token = smaller(first + item / Rule<DIM>::ROWS, last);
+    const float* row = part.convolved + (u64)(part.span.first_row + token) * channels;
+    next.v[i] = row[(2 * shape.key_heads + part.head) * DIM + part.value + item % Rule<DIM>::ROWS];
+  }
+  u32 kind = thread_index() / RULE_TOKENS;  // decay, strength, overlap
+  if (kind < 3) {
+    u64 row = part.span.first_row + smaller(first + thread_index() % RULE_TOKENS, last);
+    u64 at = (row + (kind == 1 ? shape.rows : 0)) * shape.value_heads + part.head;
+    u64 overlap = 2 * (u64)shape.rows * shape.value_heads + row * shape.key_heads + part.key_head;
+    next.scalar = part.gates[kind == 2 ? overlap : at];
+  }
+}
+
+// Hands the fetched tokens to the block.
+template <u32 DIM>
+DEVICE void share(Tokens<DIM>& tokens, const Rule<DIM>& next) {
+  UNROLL(16)
+  for (u32 i = 0; i < Rule<DIM>::QUADS; i++) tokens.qk[i * RULE_THREADS + thread_index()] = next.qk[i];
+  UNROLL(4)
+  for (u32 i = 0; i < Rule<DIM>::VALUES; i++) tokens.v[i * RULE_THREADS + thread_index()] = next.v[i];
+  u32 kind = thread_index() / RULE_TOKENS;
+  if (kind < 3) tokens.scalars[thread_index() % RULE_TOKENS].v[kind] = next.scalar;
+}
+
+template <u32 DIM>
+DEVICE Token<DIM> token_of(const Tokens<DIM>& tokens, u32 at) {
+  Token<DIM> token;
+  const float* query = reinterpret_cast<const float*>(tokens.qk + at * (DIM / 2));
+  token.q = load_vector<Keys<DIM>>(query);
+  token.k = load_vector<Keys<DIM>>(query + DIM);
+  u32 row = thread_index() / Keys<DIM>::LANES * STATE_ROWS;
+  for (u32 i = 0; i < STATE_ROWS; i++) token.v[i] = tokens.v[at * Rule<DIM>::ROWS + row + i];
+  f32x4 scalars = tokens.scalars[at];
+  token.scalars = Scalars{scalars.v[0], scalars.v[1], scalars.v[2]};
+  return token;
+}
+
+template <u32 DIM>
+DEVICE void recur(const Part& part, const Shape& shape, float* matrix, float* out) {
+  SHARED_ARRAY(Tokens<DIM>, shared, 1);
+  Tokens<DIM>& tokens = *shared;
+  u32 row = part.value + thread_index() / Keys<DIM>::LANES * STATE_ROWS;
+  float* home = matrix + (((u64)part.span.slot * shape.value_heads + part.head) * DIM + row) * DIM;
+  State<DIM> state;
+  load_state<DIM>(state, home, part.span.reset != 0);
+  Rule<DIM> next;
+  fetch<DIM>(next, part, shape, 0);
+  float* to = out + ((u64)part.span.first_row * shape.value_heads + part.head) * DIM + row;
+  for (u32 first = 0; first < part.span.tokens; first += RULE_TOKENS) {
+    block_barrier();  // the tokens before are used up
+    share<DIM>(tokens, next);
+    block_barrier();
+    fetch<DIM>(next, part, shape, first + RULE_TOKENS);  // on their way while these are computed
+    u32 count = smaller(RULE_TOKENS, part.span.tokens - first);
+    for (u32 i = 0; i < count; i++) {
+      Output output = advance<DIM>(state, token_of<DIM>(tokens, i));
+      if (output.mine) to[output.row] = output.value;
+      to += shape.value_heads * DIM;
+    }
+  }
+  store_state<DIM>(home, state);
+}
+
+// Keeps the last inputs of the span for the next step: of the block's share of the channels, which for a key head and its
+// query head is that of the value head of the same number.
+template <u32 DIM>
+DEVICE void remember(const Part& part, const Shape& shape, const float* inputs, float* history, const RowMeta* meta) {
+  constexpr u32 WIDTH = Rule<DIM>::ROWS;
+  u32 heads[3] = {2 * shape.key_heads + part.head, part.head, shape.key_heads + part.head};
+  u32 kept = smaller(shape.taps - 1, part.span.tokens), channels = channels_of(shape, DIM);
+  u32 shares = part.head < shape.key_heads ? 3 : 1;
+  for (u32 item = thread_index(); item < kept * shares * WIDTH; item += block_threads()) {
+    u32 row = part.span.first_row + part.span.tokens - 1 - item / (shares * WIDTH);
+    u32 share = item / WIDTH % shares;
+    u32 head = share == 0 ? heads[0] : share == 1 ? heads[1] : heads[2];
+    u32 channel = head * DIM + part.value + item % WIDTH;
+    u64 to = history_at(part.span.slot, meta[row].position, channel, channels, shape.taps);
+    history[to] = inputs[(u64)row * channels + channel];
+  }
+}
+
+// Blocks of a part of a value head of a span each.
+#define DELTA_RULE_KERNEL(name, DIM)                                                                                     \
+  KERNEL(name, RULE_THREADS, const float* convolved, const float* gates, const float* inputs, float* history,            \
+         float* matrix, const RowMeta* meta, const SpanMeta* spans, float* out, u32 rows, u32 key_heads,                 \
+         u32 value_heads, u32 taps) {                                                                                    \
+    Shape shape{rows, key_heads, value_heads, taps};                                                                     \
+    u32 head = block_index_y();                                                                                          \
+    Part part{convolved, gates, spans[block_index_x()], head, head % key_heads, block_index_z() * Rule<DIM>::ROWS};      \
+    recur<DIM>(part, shape, matrix, out);                                                                                \
+    remember<DIM>(part, shape, inputs, history, meta);                                                                   \
   }
 DELTA_RULE_KERNEL(delta_rule_32, 32)
 DELTA_RULE_KERNEL(delta_rule_64, 64)
 DELTA_RULE_KERNEL(delta_rule_128, 128)
 DELTA_RULE_KERNEL(delta_rule_256, 256)
 
-// out = out / sqrt(mean(out^2) + epsilon) * weight * silu(gate), in place, one block a head of a row.
-KERNEL(delta_gated_norm, 256, float* out, const float* gate, const float* weight, u32 head_dim, float epsilon) {
-  u64 at = (u64)block_index_x() * head_dim + thread_index();
-  bool real = thread_index() < head_dim;
-  float value = real ? out[at] : 0.0f;
-  float scale = reciprocal_square_root(block_sum(value * value) / (float)head_dim + epsilon);
-  if (real) out[at] = value * scale * weight[thread_index()] * silu(gate[at]);
+// Finishes the outputs in place, `heads` over all rows.
+template <u32 DIM>
+DEVICE void finish(float* out, const float* gate, const float* weight, i8* codes, InputCell* scales, u32 heads,
+                   float epsilon) {
+  u32 head = (block_index_x() * block_threads() + thread_index()) / Head<DIM>::LANES;
+  bool real = head < heads;  // all lanes take part in the sums
+  u64 at = real ? head : heads - 1;
+  Head<DIM> value = load_vector<Head<DIM>>(out + at * DIM), factor = load_vector<Head<DIM>>(weight);
+  Head<DIM> gates = load_vector<Head<DIM>>(gate + at * DIM);
+  for (u32 i = 0; i < Head<DIM>::PIECES; i++) {
+    for (u32 j = 0; j < 4; j++) factor.piece[i].v[j] *= silu(gates.piece[i].v[j]);
+  }
+  gated_norm<DIM>(value, factor, epsilon);
+  store_output<DIM>(value, at, out, codes, scales, real);
 }
+
+#define DELTA_FINISH_KERNEL(name, DIM)                                                                                \
+  KERNEL(name, 256, float* out, const float* gate, const float* weight, i8* codes, InputCell* scales, u32 heads,      \
+         float epsilon) {                                                                                             \
+    finish<DIM>(out, gate, weight, codes, scales, heads, epsilon);                                                    \
+  }
+DELTA_FINISH_KERNEL(delta_finish_32, 32)
+DELTA_FINISH_KERNEL(delta_finish_64, 64)
+DELTA_FINISH_KERNEL(delta_finish_128, 128)
+DELTA_FINISH_KERNEL(delta_finish_256, 256)

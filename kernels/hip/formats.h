@@ -77,49 +77,104 @@ DEVICE u32 codebook_values(u32 codes) {
   return (low & ~upper) | (high & upper);
 }
 
-template <class F>
-DEVICE void load_codes(const u8* tile, u32 cells, u32 cell, u32 row, i32* code) {
-  u32 at = cell * TILE_ROWS + row;
-  if constexpr (F::LOW_BITS == 8) {
-    for (u32 piece = 0; piece < 2; piece++) {
-      i32x4 words = load<i32x4>(tile + ((u64)(cell * 2 + piece) * TILE_ROWS + row) * 16);
-      for (u32 i = 0; i < 4; i++) code[piece * 4 + i] = words.v[i];
-    }
-  } else if constexpr (F::LOW_BITS == 4) {
-    i32x4 words = load<i32x4>(tile + (u64)at * 16);
-    for (u32 i = 0; i < 4; i++) {
-      code[i] = words.v[i] & 0x0f0f0f0f;
-      code[4 + i] = (i32)((u32)words.v[i] >> 4 & 0x0f0f0f0fu);
-    }
+// WORDS of the eight code words of a row of a cell as they lie in memory: those from `first` on, a multiple of WORDS.
+template <class F, u32 WORDS>
+struct RawCodes {
+  static constexpr u32 LOW_WORDS = F::LOW_BITS == 8 ? WORDS : F::LOW_BITS == 2 ? 2 : WORDS < 4 ? WORDS : 4;
+  static constexpr u32 HIGH_WORDS = F::HIGH_BITS == 2 && WORDS == 8 ? 2 : 1;
+  u32 low[LOW_WORDS];
+  u32 high[HIGH_WORDS];  // unset without high bits
+};
+
+// WORDS words in as few pieces as can be; weights are read once, so caches need not keep them.
+template <u32 WORDS>
+DEVICE void load_words(const u8* from, u32* words) {
+  if constexpr (WORDS == 1) {
+    words[0] = load_once(reinterpret_cast<const u32*>(from));
+  } else if constexpr (WORDS == 2) {
+    i32x2 two = load_once(reinterpret_cast<const i32x2*>(from));
+    for (u32 i = 0; i < 2; i++) words[i] = (u32)two.v[i];
   } else {
-    i32x2 words = load<i32x2>(tile + (u64)at * 8);
-    for (u32 i = 0; i < 8; i++) code[i] = (i32)((u32)words.v[i % 2] >> i / 2 * 2 & 0x03030303u);
+    i32x4 four = load_once(reinterpret_cast<const i32x4*>(from));
+    for (u32 i = 0; i < 4; i++) words[i] = (u32)four.v[i];
   }
-  const u8* high = tile + (u64)cells * TILE_ROWS * F::LOW_BYTES + (u64)at * F::HIGH_BYTES;
-  if constexpr (F::HIGH_BITS == 1) {
-    u32 bits = load<u32>(high);
-    for (u32 i = 0; i < 8; i++) code[i] |= (i32)((bits >> i & 0x01010101u) << F::LOW_BITS);
-  } else if constexpr (F::HIGH_BITS == 2) {
-    i32x2 bits = load<i32x2>(high);
-    for (u32 i = 0; i < 8; i++) code[i] |= (i32)(((u32)bits.v[i / 4] >> i % 4 * 2 & 0x03030303u) << F::LOW_BITS);
+}
+
+// What the scales and mins of a row of a cell are made of.
+struct RawScales {
+  u32 numbers, factors;
+};
+
+// Reads a row of a tile from cell `first` on.
+template <class F>
+struct CellCursor {
+  const u8 *low, *high, *numbers, *factors;
+  u32 first;
+
+  DEVICE_MEMBER CellCursor(const u8* tile, u32 cells, u32 first, u32 row) : first(first) {
+    u64 tile_rows = (u64)cells * TILE_ROWS, at = (u64)first * TILE_ROWS + row;
+    low = tile + (F::LOW_BITS == 8 ? (u64)first * TILE_ROWS * 32 + row * 16 : at * F::LOW_BYTES);
+    high = tile + tile_rows * F::LOW_BYTES + at * F::HIGH_BYTES;
+    numbers = tile + tile_rows * (F::LOW_BYTES + F::HIGH_BYTES) + at * F::SCALE_BYTES;
+    factors = tile + tile_rows * F::CELL_BYTES + row * F::FACTOR_BYTES;
   }
-  if constexpr (F::CODEBOOK) {
-    for (u32 i = 0; i < 8; i++) code[i] = (i32)codebook_values((u32)code[i]);
+
+  // Code words of cell first + i, from word `word` on.
+  template <u32 WORDS>
+  DEVICE_MEMBER RawCodes<F, WORDS> codes(u32 i, u32 word) const {
+    RawCodes<F, WORDS> raw;
+    const u8* from = low + (u64)i * TILE_ROWS * F::LOW_BYTES;
+    if constexpr (F::LOW_BITS == 8) {
+      from += word / 4 * TILE_ROWS * 16 + word % 4 * 4;
+      load_words<(WORDS < 4 ? WORDS : 4)>(from, raw.low);
+      if constexpr (WORDS == 8) load_words<4>(from + TILE_ROWS * 16, raw.low + 4);
+    } else {
+      load_words<RawCodes<F, WORDS>::LOW_WORDS>(from + (F::LOW_BITS == 4 ? word % 4 * 4 : 0), raw.low);
+    }
+    const u8* bits = high + (u64)i * TILE_ROWS * F::HIGH_BYTES;
+    if constexpr (F::HIGH_BITS == 1) load_words<1>(bits, raw.high);
+    if constexpr (F::HIGH_BITS == 2) load_words<RawCodes<F, WORDS>::HIGH_WORDS>(bits + word / 4 * 4, raw.high);
+    return raw;
+  }
+
+  // Of cell first + i.
+  DEVICE_MEMBER RawScales scales(u32 i) const {
+    const u8* from = factors + (first + i) / F::BLOCK_CELLS * (TILE_ROWS * F::FACTOR_BYTES);
+    RawScales raw{0, F::HAS_MINS ? load<u32>(from) : load<u16>(from)};
+    const u8* number = numbers + (u64)i * TILE_ROWS * F::SCALE_BYTES;
+    if constexpr (F::SCALE_BYTES == 1) raw.numbers = *number;
+    if constexpr (F::SCALE_BYTES == 2) raw.numbers = load<u16>(number);
+    return raw;
+  }
+};
+
+// Codes of four columns to a word.
+template <class F, u32 WORDS>
+DEVICE void decode_codes(const RawCodes<F, WORDS>& raw, u32 first, i32* code) {
+  UNROLL(WORDS)
+  for (u32 i = 0; i < WORDS; i++) {
+    u32 word = first + i, bits;
+    if constexpr (F::LOW_BITS == 8) {
+      bits = raw.low[i];
+    } else if constexpr (F::LOW_BITS == 4) {
+      bits = raw.low[i % 4] >> word / 4 * 4 & 0x0f0f0f0fu;
+    } else {
+      bits = raw.low[i % 2] >> word / 2 * 2 & 0x03030303u;
+    }
+    if constexpr (F::HIGH_BITS == 1) bits |= (raw.high[0] >> word & 0x01010101u) << F::LOW_BITS;
+    if constexpr (F::HIGH_BITS == 2) {
+      bits |= (raw.high[i / 4] >> word % 4 * 2 & 0x03030303u) << F::LOW_BITS;
+    }
+    if constexpr (F::CODEBOOK) bits = codebook_values(bits);
+    code[i] = (i32)bits;
   }
 }
 
 // The scales and mins of a cell's runs: factor times integer, rounded once.
 template <class F>
-DEVICE void load_scales(const u8* tile, u32 cells, u32 cell, u32 row, float* scale, float* min) {
-  const u8* planes = tile + (u64)cells * TILE_ROWS * (F::CELL_BYTES - F::SCALE_BYTES);
-  const u8* numbers = planes + (u64)(cell * TILE_ROWS + row) * F::SCALE_BYTES;
-  const u8* factors = planes + (u64)cells * TILE_ROWS * F::SCALE_BYTES +
-                      (u64)(cell / F::BLOCK_CELLS * TILE_ROWS + row) * F::FACTOR_BYTES;
-  u32 both = F::HAS_MINS ? load<u32>(factors) : load<u16>(factors);
-  float d = to_f32(f16{(u16)both}), dmin = to_f32(f16{(u16)(both >> 16)});
-  u32 bytes = 0;
-  if constexpr (F::SCALE_BYTES == 1) bytes = *numbers;
-  if constexpr (F::SCALE_BYTES == 2) bytes = load<u16>(numbers);
+DEVICE void decode_scales(RawScales raw, float* scale, float* min) {
+  u32 bytes = raw.numbers;
+  float d = to_f32(f16{(u16)raw.factors}), dmin = to_f32(f16{(u16)(raw.factors >> 16)});
   for (u32 run = 0; run < F::RUNS; run++) {
     if constexpr (F::SUB_SCALES == NO_SCALES) {
       scale[run] = d;
@@ -136,25 +191,104 @@ DEVICE void load_scales(const u8* tile, u32 cells, u32 cell, u32 row, float* sca
   }
 }
 
+// A row of a cell on its way from memory.
 template <class F>
-DEVICE QuantCell<F> load_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
+struct RawCell {
+  RawCodes<F, 8> codes;
+  RawScales scales;
+};
+
+template <class F>
+DEVICE QuantCell<F> decode(const RawCell<F>& raw) {
   QuantCell<F> out;
-  load_codes<F>(tile, cells, cell, row, out.code);
-  load_scales<F>(tile, cells, cell, row, out.scale, out.min);
+  decode_codes<F, 8>(raw.codes, 0, out.code);
+  decode_scales<F>(raw.scales, out.scale, out.min);
   return out;
 }
 
-// Columns `first` to `first + 4` of one row of a floating-point cell.
 template <class F>
-DEVICE void load_floats(const u8* tile, u32 cell, u32 row, u32 first, float* out) {
+DEVICE RawCell<F> fetch_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
+  CellCursor<F> at(tile, cells, cell, row);
+  return RawCell<F>{at.template codes<8>(0, 0), at.scales(0)};
+}
+
+template <class F>
+DEVICE QuantCell<F> load_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
+  return decode<F>(fetch_cell<F>(tile, cells, cell, row));
+}
+
+// Asks for the planes of a row of a cell.
+template <class F>
+DEVICE void prefetch_cell(const u8* tile, u32 cells, u32 cell, u32 row) {
+  u32 at = cell * TILE_ROWS + row, rows = cells * TILE_ROWS;
+  prefetch(tile + (u64)at * F::LOW_BYTES);
+  if constexpr (F::HIGH_BITS != 0) prefetch(tile + (u64)rows * F::LOW_BYTES + (u64)at * F::HIGH_BYTES);
+  if constexpr (F::SCALE_BYTES != 0) {
+    prefetch(tile + (u64)rows * (F::LOW_BYTES + F::HIGH_BYTES) + (u64)at * F::SCALE_BYTES);
+  }
+}
+
+// Four codes without their bias: signed bytes. Codes are below 128 and no carry leaves a byte.
+template <class F>
+DEVICE i32 signed_codes(i32 codes) {
+  if constexpr (F::BIAS == 0) return codes;
+  return (i32)(((u32)codes + (u32)(128 - F::BIAS) * 0x01010101u) ^ 0x80808080u);
+}
+
+// Sixteen bytes of a row of floating-point cells, counted over all cells.
+DEVICE i32x4 load_piece(const u8* tile, u64 piece, u32 row) {
+  return load_once(reinterpret_cast<const i32x4*>(tile + (piece * TILE_ROWS + row) * 16));
+}
+
+template <class F>
+DEVICE void decode_piece(const i32x4& piece, float* out) {
+  UNROLL(8)
+  for (u32 i = 0; i < 16 / sizeof(typename F::Value); i++) {
+    if constexpr (sizeof(typename F::Value) == 4) {
+      out[i] = bit_cast<float>(piece.v[i]);
+    } else {
+      out[i] = to_f32(typename F::Value{(u16)((u32)piece.v[i / 2] >> i % 2 * 16)});
+    }
+  }
+}
+
+// Four columns of a row of a floating-point cell as they lie in memory.
+template <class F>
+struct RawFloats {
+  i32 word[sizeof(typename F::Value)];
+};
+
+// Columns `first` to `first + 4`.
+template <class F>
+DEVICE RawFloats<F> fetch_floats(const u8* tile, u32 cell, u32 row, u32 first) {
   constexpr u32 PIECE = 16 / sizeof(typename F::Value);
   constexpr u32 PIECES = CELL / PIECE;
   u64 at = ((u64)(cell * PIECES + first / PIECE) * TILE_ROWS + row) * 16 + first % PIECE * sizeof(typename F::Value);
+  RawFloats<F> raw;
   if constexpr (sizeof(typename F::Value) == 4) {
-    f32x4 values = load<f32x4>(tile + at);
-    for (u32 i = 0; i < 4; i++) out[i] = values.v[i];
+    i32x4 words = load<i32x4>(tile + at);
+    for (u32 i = 0; i < 4; i++) raw.word[i] = words.v[i];
   } else {
-    i32x2 values = load<i32x2>(tile + at);
-    for (u32 i = 0; i < 4; i++) out[i] = to_f32(typename F::Value{(u16)((u32)values.v[i / 2] >> i % 2 * 16)});
+    i32x2 words = load<i32x2>(tile + at);
+    for (u32 i = 0; i < 2; i++) raw.word[i] = words.v[i];
+  }
+  return raw;
+}
+
+template <class F>
+DEVICE float decode_float(const RawFloats<F>& raw, u32 i) {
+  if constexpr (sizeof(typename F::Value) == 4) return bit_cast<float>(raw.word[i]);
+  else return to_f32(typename F::Value{(u16)((u32)raw.word[i / 2] >> i % 2 * 16)});
+}
+
+// One value of a row of floating-point cells.
+template <class F>
+DEVICE float load_value(const u8* tile, u32 column, u32 row) {
+  constexpr u32 PIECE = 16 / sizeof(typename F::Value);
+  const u8* from = tile + ((u64)(column / PIECE) * TILE_ROWS + row) * 16 + column % PIECE * sizeof(typename F::Value);
+  if constexpr (sizeof(typename F::Value) == 4) {
+    return load<float>(from);
+  } else {
+    return to_f32(load<typename F::Value>(from));
   }
 }

@@ -1,4 +1,4 @@
-// Products of a weight matrix with rows of inputs, and decoding of single rows, for every format of formats.h.
+// Products of weight matrices with rows of inputs, and decoding of single rows, for every format of formats.h.
 //
 // An output is computed in one order, whatever the batch: the columns are cut into SLICES runs of whole cells; each run is
 // summed cell after cell as the CPU does (kernels/src/matmul.rs); then the runs are added in order.
@@ -7,6 +7,7 @@
 #include "formats.h"
 
 static constexpr u32 SLICES = 16;
+static constexpr u32 MATVEC_THREADS = TILE_ROWS * SLICES;
 
 // Scale and sums of a cell of 8-bit inputs.
 struct alignas(8) InputCell {
@@ -14,17 +15,50 @@ struct alignas(8) InputCell {
   u32 sums;  // of the first 16 codes, of the second 16: i16 each
 };
 
+// One matrix of a launch and where its product goes: `Output::part` of worker-gpu/src/launch/matmul.rs.
+struct MatrixPart {
+  const u8* weights;
+  float* out;         // [tokens][rows]
+  const float* bias;  // [rows], or null
+  u32 rows;           // 0: there is no such part
+  u32 add;            // 1 to add to what is in out
+};
+
 struct Product {
   const u8* weights;
   const void* x;            // codes (i8) for quantised weights, else values (f32): [tokens][columns]
   const InputCell* scales;  // [tokens][cells], for quantised weights
-  float* out;               // [tokens][rows]
-  const float* bias;        // [rows], or null
-  u32 rows, columns, tokens;
-  u32 add;  // 1 to add to what is in out
+  float* out;
+  const float* bias;
+  u32 rows, columns, tokens, add;
+  u32 row_block;  // which rows this block computes
 };
 
 DEVICE u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
+
+// The parameters of a kernel that multiplies up to four matrices of one format with the same inputs.
+#define PRODUCT_PARAMETERS \
+  const void *x, const InputCell *scales, u32 columns, u32 tokens, MatrixPart part0, MatrixPart part1, \
+      MatrixPart part2, MatrixPart part3
+#define PRODUCT_OF_BLOCK(block_rows) \
+  product_of_block(block_rows, x, scales, columns, tokens, part0, part1, part2, part3)
+
+// The part that this block works on: blocks of `block_rows` rows, those of the first part first.
+DEVICE Product product_of_block(u32 block_rows, const void* x, const InputCell* scales, u32 columns, u32 tokens,
+                                const MatrixPart& part0, const MatrixPart& part1, const MatrixPart& part2,
+                                const MatrixPart& part3) {
+  u32 block = block_index_x();
+  MatrixPart part = part0;
+  auto pass = [&](const MatrixPart& next) {
+    u32 blocks = (part.rows + block_rows - 1) / block_rows;
+    if (block < blocks || next.rows == 0) return false;
+    block -= blocks;
+    part = next;
+    return true;
+  };
+  if (pass(part1) && pass(part2)) pass(part3);
+  return Product{part.weights, x, scales, part.out, part.bias, part.rows, columns, tokens, part.add, block};
+}
 
 // y plus the product of a cell with one token's inputs.
 template <class F>
@@ -32,62 +66,145 @@ DEVICE float add_cell(const QuantCell<F>& weight, const i32* x, InputCell input,
   i32 sums[2] = {(i32)(i16)input.sums, (i32)input.sums >> 16};
   float t = 0.0f;
   if constexpr (F::RUNS == 1) sums[0] += sums[1];
-  if constexpr (F::HAS_MINS) {
-    t = weight.min[0] * (float)-sums[0];
-    if constexpr (F::RUNS == 2) t = fused_multiply_add(weight.min[1], (float)-sums[1], t);
-  }
   for (u32 run = 0; run < F::RUNS; run++) {
     i32 dot = -F::BIAS * sums[run];
     for (u32 i = 0; i < 8 / F::RUNS; i++) dot = dot4(weight.code[run * 4 + i], x[run * 4 + i], dot);
-    bool first = run == 0 && !F::HAS_MINS;
-    t = first ? weight.scale[run] * (float)dot : fused_multiply_add(weight.scale[run], (float)dot, t);
+    t = run == 0 ? weight.scale[run] * (float)dot : fused_multiply_add(weight.scale[run], (float)dot, t);
+  }
+  if constexpr (F::HAS_MINS) {
+    UNROLL(2)
+    for (u32 run = 0; run < F::RUNS; run++) t = fused_multiply_add(weight.min[run], (float)-sums[run], t);
   }
   return fused_multiply_add(input.scale, t, y);
 }
 
-template <class F, u32 COLUMNS>
-DEVICE void sum_quantised(const Product& p, const u8* tile, u32 row, u32 first, u32 last, const u32* token, float* sum) {
+// Cells that a thread asks for before it uses the first of them, and with many tokens: what keeps the memory of a large
+// device busy with the threads that the smallest matrices of a model give it.
+static constexpr u32 CELLS_AHEAD = 4;
+
+// Adds BATCH cells of a row of TILES tiles, from `first` on, with the inputs of TOKENS tokens.
+template <class F, u32 BATCH, u32 TOKENS, u32 TILES>
+DEVICE void add_cells(const Product& p, const u8* const* tile, u32 row, u32 first, const u32* token,
+                      float (*sum)[TOKENS]) {
   u32 cells = p.columns / CELL;
-  for (u32 cell = first; cell < last; cell++) {
-    QuantCell<F> weight = load_cell<F>(tile, cells, cell, row);
-    UNROLL(COLUMNS)
-    for (u32 c = 0; c < COLUMNS; c++) {
-      u64 at = (u64)token[c] * cells + cell;
-      const i32x4* codes = static_cast<const i32x4*>(p.x) + at * 2;
-      i32x4 low = codes[0], high = codes[1];
+  RawCell<F> raw[BATCH][TILES];
+  UNROLL(TILES)
+  for (u32 t = 0; t < TILES; t++) {
+    CellCursor<F> at(tile[t], cells, first, row);
+    UNROLL(BATCH)
+    for (u32 i = 0; i < BATCH; i++) raw[i][t] = RawCell<F>{at.template codes<8>(i, 0), at.scales(i)};
+  }
+  loads_under_way();
+  const i32x4* codes[TOKENS];
+  const InputCell* scales[TOKENS];
+  UNROLL(TOKENS)
+  for (u32 c = 0; c < TOKENS; c++) {
+    u64 at = (u64)token[c] * cells + first;
+    codes[c] = static_cast<const i32x4*>(p.x) + at * 2;
+    scales[c] = p.scales + at;
+  }
+  UNROLL(BATCH)
+  for (u32 i = 0; i < BATCH; i++) {
+    QuantCell<F> weight[TILES];
+    UNROLL(TILES)
+    for (u32 t = 0; t < TILES; t++) weight[t] = decode<F>(raw[i][t]);
+    UNROLL(TOKENS)
+    for (u32 c = 0; c < TOKENS; c++) {
+      i32x4 low = codes[c][i * 2], high = codes[c][i * 2 + 1];
       i32 x[8] = {low.v[0], low.v[1], low.v[2], low.v[3], high.v[0], high.v[1], high.v[2], high.v[3]};
-      sum[c] = add_cell<F>(weight, x, p.scales[at], sum[c]);
+      InputCell input = scales[c][i];
+      UNROLL(TILES)
+      for (u32 t = 0; t < TILES; t++) sum[t][c] = add_cell<F>(weight[t], x, input, sum[t][c]);
     }
   }
 }
 
-// Four inputs of a token from column `k` on, zeros beyond the last column.
-DEVICE void load_inputs(const float* row, u32 k, u32 columns, float* x) {
-  if (columns % 4 == 0) {
-    f32x4 values = k < columns ? *reinterpret_cast<const f32x4*>(row + k) : f32x4{{0.0f, 0.0f, 0.0f, 0.0f}};
-    for (u32 i = 0; i < 4; i++) x[i] = values.v[i];
-  } else {
-    for (u32 i = 0; i < 4; i++) x[i] = k + i < columns ? row[k + i] : 0.0f;
+// Adds cells `first` to `last`: batches of BATCH while there are as many, then smaller ones.
+template <class F, u32 BATCH, u32 TOKENS, u32 TILES>
+DEVICE void sum_quantised(const Product& p, const u8* const* tile, u32 row, u32 first, u32 last, const u32* token,
+                          float (*sum)[TOKENS]) {
+  UNROLL(1)
+  for (; first + BATCH <= last; first += BATCH) add_cells<F, BATCH, TOKENS, TILES>(p, tile, row, first, token, sum);
+  if constexpr (BATCH > 1) sum_quantised<F, BATCH / 2, TOKENS, TILES>(p, tile, row, first, last, token, sum);
+}
+
+template <u32 PIECE>
+DEVICE void load_inputs(const float* from, float* x) {
+  UNROLL(PIECE)
+  for (u32 i = 0; i < PIECE; i += 4) {
+    f32x4 values = *reinterpret_cast<const f32x4*>(from + i);
+    for (u32 n = 0; n < 4; n++) x[i + n] = values.v[n];
   }
 }
 
-template <class F, u32 COLUMNS>
-DEVICE void sum_floats(const Product& p, const u8* tile, u32 row, u32 first, u32 last, const u32* token, float* sum) {
+// Whole cells of floating-point weights.
+template <class F, u32 TOKENS, u32 TILES>
+DEVICE void sum_floats(const Product& p, const u8* const* tile, u32 row, u32 first, u32 last, const u32* token,
+                       float (*sum)[TOKENS]) {
+  constexpr u32 PIECE = 16 / sizeof(typename F::Value), PIECES = CELL / PIECE;
+  constexpr u32 AHEAD = 4;  // pieces that a thread asks for before it uses the first
+  UNROLL(1)
   for (u32 cell = first; cell < last; cell++) {
-    float t[COLUMNS] = {};
-    UNROLL(1)  // unrolled, uniform inputs would fill the scalar registers of AMD
-    for (u32 k = 0; k < CELL; k += 4) {
-      float weight[4];
-      load_floats<F>(tile, cell, row, k, weight);
-      UNROLL(COLUMNS)
-      for (u32 c = 0; c < COLUMNS; c++) {
-        float x[4];
-        load_inputs(static_cast<const float*>(p.x) + (u64)token[c] * p.columns, cell * CELL + k, p.columns, x);
-        for (u32 i = 0; i < 4; i++) t[c] = fused_multiply_add(weight[i], x[i], t[c]);
+    float t[TILES][TOKENS] = {};
+    UNROLL(1)
+    for (u32 start = 0; start < PIECES; start += AHEAD) {
+      i32x4 raw[TILES][AHEAD];
+      UNROLL(TILES)
+      for (u32 n = 0; n < TILES; n++) {
+        UNROLL(AHEAD)
+        for (u32 i = 0; i < AHEAD; i++) raw[n][i] = load_piece(tile[n], (u64)cell * PIECES + start + i, row);
+      }
+      loads_under_way();
+      UNROLL(AHEAD)
+      for (u32 i = 0; i < AHEAD; i++) {
+        float weight[TILES][PIECE];
+        UNROLL(TILES)
+        for (u32 n = 0; n < TILES; n++) decode_piece<F>(raw[n][i], weight[n]);
+        UNROLL(TOKENS)
+        for (u32 c = 0; c < TOKENS; c++) {
+          const float* x = static_cast<const float*>(p.x) + (u64)token[c] * p.columns;
+          float of_piece[PIECE];
+          load_inputs<PIECE>(x + cell * CELL + (start + i) * PIECE, of_piece);
+          UNROLL(TILES)
+          for (u32 n = 0; n < TILES; n++) {
+            UNROLL(PIECE)
+            for (u32 k = 0; k < PIECE; k++) t[n][c] = fused_multiply_add(weight[n][k], of_piece[k], t[n][c]);
+          }
+        }
       }
     }
-    UNROLL(COLUMNS)
-    for (u32 c = 0; c < COLUMNS; c++) sum[c] += t[c];
+    UNROLL(TILES)
+    for (u32 n = 0; n < TILES; n++) {
+      UNROLL(TOKENS)
+      for (u32 c = 0; c < TOKENS; c++) sum[n][c] += t[n][c];
+    }
+  }
+}
+
+// The same where the last cell is cut, column by column.
+template <class F, u32 TOKENS, u32 TILES>
+DEVICE void sum_cut_floats(const Product& p, const u8* const* tile, u32 row, u32 first, u32 last, const u32* token,
+                           float (*sum)[TOKENS]) {
+  UNROLL(1)
+  for (u32 cell = first; cell < last; cell++) {
+    float t[TILES][TOKENS] = {};
+    UNROLL(1)
+    for (u32 column = cell * CELL; column < smaller(cell * CELL + CELL, p.columns); column++) {
+      float weight[TILES];
+      UNROLL(TILES)
+      for (u32 n = 0; n < TILES; n++) weight[n] = load_value<F>(tile[n], column, row);
+      UNROLL(TOKENS)
+      for (u32 c = 0; c < TOKENS; c++) {
+        float x = static_cast<const float*>(p.x)[(u64)token[c] * p.columns + column];
+        UNROLL(TILES)
+        for (u32 n = 0; n < TILES; n++) t[n][c] = fused_multiply_add(weight[n], x, t[n][c]);
+      }
+    }
+    UNROLL(TILES)
+    for (u32 n = 0; n < TILES; n++) {
+      UNROLL(TOKENS)
+      for (u32 c = 0; c < TOKENS; c++) sum[n][c] += t[n][c];
+    }
   }
 }
 
@@ -97,34 +214,78 @@ DEVICE void write_output(const Product& p, u32 token, u32 row, float value) {
   *out = p.add ? *out + value : value;
 }
 
-// A block of TILE_ROWS * SLICES threads multiplies one tile with COLUMNS tokens: 16 lanes side by side read the rows of a
-// cell, each group of 16 has a slice of the columns.
-template <class F, u32 COLUMNS>
-DEVICE void matvec(const Product& p) {
-  u32 row = thread_index() % TILE_ROWS, slice = thread_index() / TILE_ROWS;
+// Sums of a row of each tile, slice by slice of the columns, into `part`, [SLICES][TOKENS][TILES * TILE_ROWS]. 16 lanes side
+// by side read the rows of a cell; the groups of 16 of a block share the slices.
+template <class F, u32 TOKENS, u32 TILES>
+DEVICE void sum_slices(const Product& p, const u8* const* tile, const u32* token, float* part) {
+  constexpr u32 ROWS = TILES * TILE_ROWS;
+  u32 row = thread_index() % TILE_ROWS, count = SLICES / (block_threads() / TILE_ROWS);
   u32 cells = (p.columns + CELL - 1) / CELL;
   u32 per_slice = (cells + SLICES - 1) / SLICES;
-  u32 first = smaller(slice * per_slice, cells), last = smaller(first + per_slice, cells);
-  const u8* tile = p.weights + block_index_x() * tile_bytes<F>(cells);
-  u32 token[COLUMNS];  // the last one again where there are no more
-  UNROLL(COLUMNS)
-  for (u32 c = 0; c < COLUMNS; c++) token[c] = smaller(block_index_y() * COLUMNS + c, p.tokens - 1);
-  float sum[COLUMNS] = {};
-  if constexpr (F::QUANTISED) {
-    sum_quantised<F, COLUMNS>(p, tile, row, first, last, token, sum);
-  } else {
-    sum_floats<F, COLUMNS>(p, tile, row, first, last, token, sum);
+  UNROLL(1)
+  for (u32 i = 0; i < count; i++) {
+    u32 slice = thread_index() / TILE_ROWS * count + i;
+    u32 first = smaller(slice * per_slice, cells), last = smaller(first + per_slice, cells);
+    float sum[TILES][TOKENS] = {};
+    if constexpr (F::QUANTISED) {
+      constexpr u32 BATCH = CELLS_AHEAD / TILES;
+      sum_quantised<F, BATCH, TOKENS, TILES>(p, tile, row, first, last, token, sum);
+    } else if (p.columns % CELL == 0) {
+      sum_floats<F, TOKENS, TILES>(p, tile, row, first, last, token, sum);
+    } else {
+      sum_cut_floats<F, TOKENS, TILES>(p, tile, row, first, last, token, sum);
+    }
+    UNROLL(TILES)
+    for (u32 t = 0; t < TILES; t++) {
+      UNROLL(TOKENS)
+      for (u32 c = 0; c < TOKENS; c++) part[(slice * TOKENS + c) * ROWS + t * TILE_ROWS + row] = sum[t][c];
+    }
   }
-  SHARED_ARRAY(float, part, SLICES * COLUMNS * TILE_ROWS);
-  UNROLL(COLUMNS)
-  for (u32 c = 0; c < COLUMNS; c++) part[(slice * COLUMNS + c) * TILE_ROWS + row] = sum[c];
-  block_barrier();
-  u32 column = thread_index() / TILE_ROWS;
-  u32 out_row = block_index_x() * TILE_ROWS + row, out_token = block_index_y() * COLUMNS + column;
-  if (column >= COLUMNS || out_row >= p.rows || out_token >= p.tokens) return;
+}
+
+// The sum of an output's slices, which are `stride` apart.
+DEVICE float add_slices(const float* part, u32 stride, u32 output) {
   float total = 0.0f;
-  for (u32 s = 0; s < SLICES; s++) total += part[(s * COLUMNS + column) * TILE_ROWS + row];
-  write_output(p, out_token, out_row, total);
+  UNROLL(SLICES)
+  for (u32 slice = 0; slice < SLICES; slice++) total += part[slice * stride + output];
+  return total;
+}
+
+// The tiles of a block; the last one again where there are no more.
+template <class F, u32 TILES>
+DEVICE void tiles_of_block(const Product& p, const u8** tile) {
+  u32 cells = (p.columns + CELL - 1) / CELL, last = (p.rows + TILE_ROWS - 1) / TILE_ROWS - 1;
+  UNROLL(TILES)
+  for (u32 t = 0; t < TILES; t++) tile[t] = p.weights + smaller(p.row_block * TILES + t, last) * tile_bytes<F>(cells);
+}
+
+// Adds the slices in `part`, [SLICES][TOKENS][STRIDE], of which ROWS are used, that the block's threads wrote.
+template <u32 TOKENS, u32 ROWS, u32 STRIDE>
+DEVICE void write_outputs(const Product& p, const float* part) {
+  block_barrier();
+  for (u32 output = thread_index(); output < TOKENS * ROWS; output += block_threads()) {
+    u32 in_block = output % ROWS, in_group = output / ROWS;
+    u32 row = p.row_block * ROWS + in_block, token = block_index_y() * TOKENS + in_group;
+    if (row >= p.rows || token >= p.tokens) continue;
+    write_output(p, token, row, add_slices(part, TOKENS * STRIDE, in_group * STRIDE + in_block));
+  }
+}
+
+// Tiles of a block that multiplies TOKENS tokens.
+DEVICE constexpr u32 matvec_tiles(u32 tokens) { return tokens < 4 ? 1 : 2; }
+
+// A block of at most MATVEC_THREADS threads multiplies TILES tiles with TOKENS tokens.
+template <class F, u32 TOKENS, u32 TILES>
+DEVICE void matvec(const Product& p) {
+  constexpr u32 ROWS = TILES * TILE_ROWS;
+  const u8* tile[TILES];
+  tiles_of_block<F, TILES>(p, tile);
+  u32 token[TOKENS];  // the last one again where there are no more
+  UNROLL(TOKENS)
+  for (u32 c = 0; c < TOKENS; c++) token[c] = smaller(block_index_y() * TOKENS + c, p.tokens - 1);
+  SHARED_ARRAY(float, part, SLICES * TOKENS * ROWS);
+  sum_slices<F, TOKENS, TILES>(p, tile, token, part);
+  write_outputs<TOKENS, ROWS, ROWS>(p, part);
 }
 
 // out[i] = row ids[i], a cell a thread.
@@ -147,20 +308,22 @@ DEVICE void embed(const u8* weights, const u32* ids, float* out, u32 columns) {
       to[i] = value;
     }
   } else {
-    for (u32 k = 0; k < CELL; k += 4) {
-      float values[4];
-      load_floats<F>(tile, cell, row, k, values);
-      for (u32 i = 0; i < 4; i++) {
+    constexpr u32 PIECE = 16 / sizeof(typename F::Value);
+    for (u32 k = 0; k < CELL; k += PIECE) {
+      float values[PIECE];
+      decode_piece<F>(load_piece(tile, (cell * CELL + k) / PIECE, row), values);
+      for (u32 i = 0; i < PIECE; i++) {
         if (cell * CELL + k + i < columns) to[k + i] = values[i];
       }
     }
   }
 }
 
-#define MATVEC_KERNEL(name, Format, COLUMNS)                                                                             \
-  KERNEL(name, TILE_ROWS* SLICES, const u8* weights, const void* x, const InputCell* scales, float* out,                  \
-         const float* bias, u32 rows, u32 columns, u32 tokens, u32 add) {                                                 \
-    matvec<Format, COLUMNS>(Product{weights, x, scales, out, bias, rows, columns, tokens, add});                          \
+// A block takes one tile; with many tokens two, which halves what it reads of the inputs.
+#define MATVEC_KERNEL(name, Format, TOKENS)                                          \
+  KERNEL(name, MATVEC_THREADS, PRODUCT_PARAMETERS) {                                 \
+    constexpr u32 TILES = matvec_tiles(TOKENS);                                      \
+    matvec<Format, TOKENS, TILES>(PRODUCT_OF_BLOCK(TILES * TILE_ROWS));              \
   }
 
 // The entry points of a format: matvec_<name>_{1,2,4,8} and embed_<name>.

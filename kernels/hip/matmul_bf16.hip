@@ -1,4 +1,4 @@
 // Products with BF16 weights.
-#include "matmul.h"
+#include "gemm_floats.h"
 
-MATMUL_KERNELS(bf16, BF16)
+FLOAT_KERNELS(bf16, BF16)

@@ -1,4 +1,4 @@
 // Products with F16 weights.
-#include "matmul.h"
+#include "gemm_floats.h"
 
-MATMUL_KERNELS(f16, F16)
+FLOAT_KERNELS(f16, F16)

@@ -1,4 +1,4 @@
 // Products with F32 weights.
-#include "matmul.h"
+#include "gemm_floats.h"
 
-MATMUL_KERNELS(f32, F32)
+FLOAT_KERNELS(f32, F32)

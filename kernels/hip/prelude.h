@@ -3,18 +3,25 @@
 // A target header supplies what differs (built with clang for HIP, with clang or NVRTC for CUDA, with a C++ compiler for
 // the emulated device); everything below it is portable and written so that all targets compute the same bits:
 //   KERNEL(name, max_threads, parameters...)   an entry point; blocks are whole waves, at most max_threads threads
-//   DEVICE                                     a helper
+//   KERNEL_TOGETHER(name, max_threads, blocks, parameters...)   the same, with registers for `blocks` of them on one
+//                                              multiprocessor where the target lets one say so
+//   DEVICE DEVICE_MEMBER                       a helper; one in a struct
 //   SHARED_ARRAY(type, name, count)            memory of the block; not initialised
 //   DYNAMIC_SHARED(type, name)                 the block's memory whose size the launch gives, 16-byte aligned
 //   UNROLL(times)                              before a loop: how often the compiler may repeat its body
 //   WAVE                                       lanes of a wave: 32 or 64
 //   thread_index() block_threads() block_index_{x,y,z}() grid_blocks_{x,y}() lane_index()
 //   block_barrier()                            all threads of the block; orders shared and global memory
+//   wave_barrier()                             all lanes of the wave; orders their shared memory
 //   wave_shuffle(bits, lane) wave_shuffle_xor(bits, mask)   all lanes of the wave take part
+//   prefetch(address)                          asks for global memory to be near when it is loaded, or does nothing
 //   dot4(a, b, c)                              c + the products of four signed bytes
 //   byte_lookup(low, high, at)                 four bytes: each the one that a byte of `at`, 0 to 7, selects from low and high
+//   load_once(from)                            u32, i32x2 or i32x4 that nobody writes and that caches need not keep
+//   loads_under_way()                          the loads above are asked for before anything below is done
 //   fused_multiply_add(a, b, c) square_root(x) rounded once, as IEEE 754 says
 //   exp2_fast(x)                               hardware: about 2 ulp, denormal results may be zero
+//   reciprocal_fast(x)                         hardware: about 1 ulp
 //   to_f32(f16) to_f16(float)                  round to nearest even
 // Products and sums are never contracted by the compiler: a kernel that wants a fused multiply-add writes one.
 #pragma once
@@ -88,17 +95,16 @@ DEVICE float wave_max(float value) {
   return value;
 }
 
-// Sum over the block, in every thread: the waves' sums added in the order of the waves. The barrier in front lets a
-// kernel call it twice.
+// Sum over the block, in every thread: a butterfly over the sums of the waves. The barrier in front lets a kernel call it
+// twice.
 DEVICE float block_sum(float value) {
   SHARED_ARRAY(float, of_wave, 1024 / WAVE);
   value = wave_sum(value);
+  if (block_threads() == WAVE) return value;
   block_barrier();
   if (lane_index() == 0) of_wave[wave_index()] = value;
   block_barrier();
-  float sum = of_wave[0];
-  for (u32 wave = 1; wave < block_threads() / WAVE; wave++) sum += of_wave[wave];
-  return sum;
+  return wave_sum(lane_index() < block_threads() / WAVE ? of_wave[lane_index()] : 0.0f);
 }
 
 DEVICE float to_f32(bf16 value) { return bit_cast<float>((u32)value.bits << 16); }
@@ -121,11 +127,11 @@ static constexpr float LN2_HIGH = 0.693145751953125f;  // 16 significant bits: n
 static constexpr float LN2_LOW = 1.42860682030941723e-6f;
 
 // e^x within 1 ulp (2 for denormal results): x = n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of e^r, whose
-// first omitted term is below 6e-9.
+// first omitted term is below 6e-9. Without branches, so that several of them overlap: beyond the ends of the range the
+// last product overflows, or rounds to zero, by itself, and a NaN passes through all of it.
 DEVICE float exp_f32(float x) {
-  if (!(x == x)) return x;
-  if (x > 88.7228394f) return infinity();
-  if (x < -103.972084f) return 0.0f;
+  x = x > 89.0f ? 89.0f : x;
+  x = x < -104.0f ? -104.0f : x;
   float n = nearest(x * 1.44269504f);
   float r = fused_multiply_add(-n, LN2_LOW, fused_multiply_add(-n, LN2_HIGH, x));
   float p = 1.0f / 5040.0f;
@@ -136,7 +142,7 @@ DEVICE float exp_f32(float x) {
   p = fused_multiply_add(p, r, 0.5f);
   p = fused_multiply_add(p, r, 1.0f);
   p = fused_multiply_add(p, r, 1.0f);
-  i32 exponent = (i32)n;
+  i32 exponent = n == n ? (i32)n : 0;
   i32 half = exponent / 2;  // in two factors, since 2^n alone leaves the range of floats at both ends
   return p * power_of_two(half) * power_of_two(exponent - half);
 }

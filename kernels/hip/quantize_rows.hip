@@ -1,35 +1,9 @@
-// Rows to their 8-bit form, as the CPU does it (kernels/src/activations): per cell of 32 columns codes
-// round(x / scale) with scale = max|x| / 127, and the sums of each 16 codes. 32 lanes a cell.
-#include "matmul.h"
+// Rows to their 8-bit form: see quantize.h.
+#include "quantize.h"
 
-DEVICE u32 max_of_32(u32 value) {
-  for (u32 mask = 16; mask > 0; mask /= 2) {
-    u32 other = wave_shuffle_xor(value, mask);
-    value = value > other ? value : other;
-  }
-  return value;
-}
-
-DEVICE i32 sum_of_16(i32 value) {
-  for (u32 mask = 8; mask > 0; mask /= 2) value += (i32)wave_shuffle_xor((u32)value, mask);
-  return value;
-}
-
-KERNEL(quantize_rows, 256, const float* x, i8* codes, InputCell* scales, u32 cells) {
-  u32 thread = block_index_x() * block_threads() + thread_index();
-  bool real = thread / CELL < cells;  // all lanes take part in the shuffles
-  float value = real ? x[thread] : 0.0f;
-  // As integers, infinities and NaNs are above all numbers.
-  float largest = bit_cast<float>(max_of_32(bit_cast<u32>(value) & 0x7fffffffu));
-  bool finite = bit_cast<u32>(largest) < 0x7f800000u;
-  bool usable = finite && largest >= 7.888609052210118e-31f;  // 2^-100: smaller scales have no inverse
-  i32 code = usable ? (i32)nearest(value * (127.0f / largest)) : 0;
-  i32 sum = sum_of_16(code);
-  i32 other = (i32)wave_shuffle_xor((u32)sum, 16);
-  if (!real) return;
-  codes[thread] = (i8)code;
-  if (thread % CELL == 0) {
-    float scale = usable ? largest / 127.0f : finite ? 0.0f : not_a_number();
-    scales[thread / CELL] = InputCell{scale, ((u32)sum & 0xffffu) | (u32)other << 16};
-  }
+KERNEL(quantize_rows, 256, const float* x, i8* codes, InputCell* scales, u32 quads) {
+  u32 quad = block_index_x() * block_threads() + thread_index();
+  bool real = quad < quads;  // all lanes take part in the shuffles
+  f32x4 values = real ? load_quad(x, quad) : f32x4{{0.0f, 0.0f, 0.0f, 0.0f}};
+  quantize_quad(values, codes, scales, quad, real);
 }

@@ -3,16 +3,32 @@
 
 DEVICE u32 element_index() { return block_index_x() * block_threads() + thread_index(); }
 
-// gate = silu(gate) * up
-KERNEL(silu_mul, 256, float* gate, const float* up, u32 count) {
-  u32 i = element_index();
-  if (i < count) gate[i] = silu(gate[i]) * up[i];
+enum Activation { SILU_OF_TARGET, SIGMOID_OF_OTHER };
+
+template <Activation ACTIVATION>
+DEVICE float activate(float target, float other) {
+  return ACTIVATION == SILU_OF_TARGET ? silu(target) * other : target * sigmoid(other);
 }
+
+// Four neighbouring elements of `count`; the last thread may have fewer.
+template <Activation ACTIVATION>
+DEVICE void activate_quad(float* target, const float* other, u32 count) {
+  u32 quad = element_index();
+  if (quad * 4 + 4 > count) {
+    for (u32 i = quad * 4; i < count; i++) target[i] = activate<ACTIVATION>(target[i], other[i]);
+    return;
+  }
+  f32x4 values = reinterpret_cast<f32x4*>(target)[quad], others = reinterpret_cast<const f32x4*>(other)[quad];
+  for (u32 i = 0; i < 4; i++) values.v[i] = activate<ACTIVATION>(values.v[i], others.v[i]);
+  reinterpret_cast<f32x4*>(target)[quad] = values;
+}
+
+// gate = silu(gate) * up
+KERNEL(silu_mul, 256, float* gate, const float* up, u32 count) { activate_quad<SILU_OF_TARGET>(gate, up, count); }
 
 // target *= sigmoid(gate)
 KERNEL(sigmoid_mul, 256, float* target, const float* gate, u32 count) {
-  u32 i = element_index();
-  if (i < count) target[i] *= sigmoid(gate[i]);
+  activate_quad<SIGMOID_OF_OTHER>(target, gate, count);
 }
 
 // Heads [first | second] apart; `count` elements in each half.
@@ -22,12 +38,6 @@ KERNEL(split_heads, 256, const float* source, float* first, float* second, u32 h
   u64 from = (u64)(i / head_dim) * 2 * head_dim + i % head_dim;
   first[i] = source[from];
   second[i] = source[from + head_dim];
-}
-
-// out[i] = source[rows[i]]
-KERNEL(gather_rows, 256, const float* source, const u32* rows, float* out, u32 width) {
-  u32 i = block_index_y() * block_threads() + thread_index();
-  if (i < width) out[(u64)block_index_x() * width + i] = source[(u64)rows[block_index_x()] * width + i];
 }
 
 // Rotates elements `a` and `b` of a head by pair `pair`'s angle in this row.

@@ -3,8 +3,10 @@
 
 #define SPILLWAY_AMD 1
 #define DEVICE static inline __attribute__((device, always_inline))
+#define DEVICE_MEMBER inline __attribute__((device, always_inline))
 #define KERNEL(name, max_threads, ...)                                                              \
   extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, max_threads))) void name(__VA_ARGS__)
+#define KERNEL_TOGETHER(name, max_threads, blocks, ...) KERNEL(name, max_threads, __VA_ARGS__)
 #define SPILLWAY_TEXT(tokens) #tokens
 #define UNROLL(times) _Pragma(SPILLWAY_TEXT(unroll times))
 #define SHARED_ARRAY(type, name, count) static __attribute__((shared)) type name[count]
@@ -37,6 +39,14 @@ DEVICE void block_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
+DEVICE void prefetch(const void*) {}
+
+DEVICE void wave_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+
 DEVICE u32 wave_shuffle(u32 bits, u32 lane) {
   return (u32)__builtin_amdgcn_ds_bpermute((i32)(lane * 4), (i32)bits);
 }
@@ -56,11 +66,21 @@ DEVICE i32 dot4(i32 a, i32 b, i32 c) {
 #endif
 }
 
+DEVICE u32 load_once(const u32* from) { return __builtin_nontemporal_load(from); }
+template <class T>
+DEVICE T load_once(const T* from) {
+  typedef i32 Words __attribute__((ext_vector_type(sizeof(T) / 4)));
+  return __builtin_bit_cast(T, __builtin_nontemporal_load(reinterpret_cast<const Words*>(from)));
+}
+
+DEVICE void loads_under_way() { __builtin_amdgcn_sched_barrier(0); }
+
 DEVICE u32 byte_lookup(u32 low, u32 high, u32 at) { return __builtin_amdgcn_perm(high, low, at); }
 
 DEVICE float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 DEVICE float square_root(float x) { return __builtin_sqrtf(x); }
 DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
+DEVICE float reciprocal_fast(float x) { return __builtin_amdgcn_rcpf(x); }
 
 DEVICE float to_f32(f16 value) { return (float)__builtin_bit_cast(_Float16, value); }
 DEVICE f16 to_f16(float value) { return __builtin_bit_cast(f16, (_Float16)value); }

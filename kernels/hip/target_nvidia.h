@@ -6,13 +6,19 @@
 
 #if defined(__clang__)
 #define DEVICE static inline __attribute__((device, always_inline))
+#define DEVICE_MEMBER inline __attribute__((device, always_inline))
 #define SPILLWAY_SHARED __attribute__((shared))
 #define KERNEL(name, max_threads, ...) \
   extern "C" __attribute__((global, launch_bounds(max_threads))) void name(__VA_ARGS__)
+#define KERNEL_TOGETHER(name, max_threads, blocks, ...) \
+  extern "C" __attribute__((global, launch_bounds(max_threads, blocks))) void name(__VA_ARGS__)
 #else
 #define DEVICE static __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
 #define SPILLWAY_SHARED __shared__
 #define KERNEL(name, max_threads, ...) extern "C" __global__ __launch_bounds__(max_threads) void name(__VA_ARGS__)
+#define KERNEL_TOGETHER(name, max_threads, blocks, ...) \
+  extern "C" __global__ __launch_bounds__(max_threads, blocks) void name(__VA_ARGS__)
 #endif
 #define SPILLWAY_TEXT(tokens) #tokens
 #define UNROLL(times) _Pragma(SPILLWAY_TEXT(unroll times))
@@ -36,7 +42,17 @@ SPILLWAY_REGISTER(grid_blocks_y, "nctaid.y")
 SPILLWAY_REGISTER(lane_index, "laneid")
 #undef SPILLWAY_REGISTER
 
+DEVICE void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
 DEVICE void block_barrier() { __syncthreads(); }
+DEVICE void wave_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+
+// The address of shared memory as instructions that know no other memory take it.
+DEVICE u32 shared_address(const void* at) {
+  u64 address;
+  asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(at));
+  return (u32)address;
+}
 
 #if defined(__clang__)
 DEVICE u32 wave_shuffle(u32 bits, u32 lane) {
@@ -58,6 +74,30 @@ DEVICE i32 dot4(i32 a, i32 b, i32 c) {
   return sum;
 }
 
+#define SPILLWAY_LOAD_ONCE "ld.global.nc.L1::no_allocate"
+DEVICE u32 load_once(const u32* from) {
+  u32 value;
+  asm volatile(SPILLWAY_LOAD_ONCE ".b32 %0, [%1];" : "=r"(value) : "l"(from));
+  return value;
+}
+DEVICE i32x2 load_once(const i32x2* from) {
+  i32x2 value;
+  asm volatile(SPILLWAY_LOAD_ONCE ".v2.b32 {%0, %1}, [%2];" : "=r"(value.v[0]), "=r"(value.v[1]) : "l"(from));
+  return value;
+}
+DEVICE i32x4 load_once(const i32x4* from) {
+  i32x4 value;
+  asm volatile(SPILLWAY_LOAD_ONCE ".v4.b32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(value.v[0]), "=r"(value.v[1]), "=r"(value.v[2]), "=r"(value.v[3])
+      : "l"(from));
+  return value;
+}
+#undef SPILLWAY_LOAD_ONCE
+// The assembler moves loads down to their uses, but not past a barrier. The threads need not be a whole wave.
+DEVICE void loads_under_way() {
+  asm volatile("{.reg .b32 mask; activemask.b32 mask; bar.warp.sync mask;}" ::: "memory");
+}
+
 // The instruction takes its selectors from four bits each.
 DEVICE u32 byte_lookup(u32 low, u32 high, u32 at) {
   at = (at | at >> 4) & 0x00ff00ffu;
@@ -75,6 +115,11 @@ DEVICE float exp2_fast(float x) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
   return power;
+}
+DEVICE float reciprocal_fast(float x) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+  return inverse;
 }
 
 DEVICE float to_f32(f16 value) {

@@ -14,16 +14,20 @@
 
 mod common;
 
-use common::{Bench, PRELUDE_CHECK, cases, nvrtc_child_command};
+use common::{Bench, PRELUDE_CHECK, cases, nvrtc_child_command, speed};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use spillway_kernels::device_layout::DeviceLayout;
 use spillway_kernels::formats::Format;
 use spillway_kernels::hip::SOURCES;
 use spillway_worker_gpu::compile::{KernelCompiler, Settings};
 use spillway_worker_gpu::hip::{
-    Device, Driver, Event, HipError, IpcHandle, Launch, Module, PeerBuffer, Provider, Stream, search,
+    Device, DeviceBuffer, Driver, Event, HipError, IpcHandle, Launch, Module, PeerBuffer, Provider, Stream,
+    search,
 };
-use spillway_worker_gpu::launch::{Inputs, Int8Rows, Matrix, Output};
+use spillway_worker_gpu::launch::{
+    Attention, AttentionBuffers, GatedBuffers, HeadSteps, Heads, Inputs, Int8Rows, Kernels, KvCache,
+    KvElement, LaunchError, Matrix, Output, PARTITION, Pairing, Rope, RowMeta, SpanMeta, StepSize,
+};
 use std::fs::File;
 use std::process::Command;
 use std::ptr::NonNull;
@@ -75,6 +79,9 @@ fn a_device_describes_itself() {
     assert!(matches!(info.wave, 32 | 64) && info.shared_bytes >= 48 << 10);
 }
 
+/// Bytes of a thread's registers that a compiler may keep in memory, as `compile.rs` allows: those that are seldom used, of a full set.
+const SPILL_LIMIT: u32 = 32;
+
 #[test]
 #[ignore = "needs a GPU"]
 fn kernels_match_their_references() {
@@ -89,7 +96,7 @@ fn kernels_match_their_references() {
         for entry in source.entries {
             let resources = bench.function(source, entry).resources().unwrap();
             println!("{entry}: {resources:?}");
-            assert_eq!(resources.local_bytes, 0, "{entry} spills");
+            assert!(resources.local_bytes <= SPILL_LIMIT, "{entry} spills");
         }
     }
 }
@@ -207,16 +214,17 @@ fn microseconds(bench: &Bench<'_>, calls: usize, mut queue: impl FnMut(usize)) -
 #[ignore = "needs a GPU"]
 fn speed_of_products() {
     const COPIES: usize = 8; // more than caches hold
-    const MANY: usize = 2048;
+    const MANY: [usize; 3] = [128, 512, 2048];
+    const MOST: usize = MANY[MANY.len() - 1];
     let compiler = compiler();
     let bench = Bench::open(&provider(), &compiler).unwrap();
     let kernels = bench.kernels();
     for (rows, cols) in [(17408, 5120), (5120, 17408), (1024, 5120)] {
-        let values = bench.upload(&vec![0.5f32; MANY * cols]);
-        let int8_memory = bench.empty::<u8>(Int8Rows::bytes_for(MANY, cols));
-        let int8 = Int8Rows::new(int8_memory.slice(), MANY, cols).unwrap();
+        let values = bench.upload(&vec![0.5f32; MOST * cols]);
+        let int8_memory = bench.empty::<u8>(Int8Rows::bytes_for(MOST, cols));
+        let int8 = Int8Rows::new(int8_memory.slice(), MOST, cols).unwrap();
         kernels.quantize_rows(&bench.stream, values.slice(), &int8).unwrap();
-        let out = bench.empty::<f32>(MANY * rows);
+        let out = bench.empty::<f32>(MOST * rows);
         for format in Format::ALL {
             let layout = DeviceLayout::new(format, cols).unwrap();
             let memory = bench.empty::<u8>(COPIES * layout.matrix_bytes(rows).unwrap());
@@ -235,20 +243,209 @@ fn speed_of_products() {
                     kernels.matmul(&bench.stream, weight, inputs, tokens, output).unwrap();
                 })
             };
-            let few: Vec<String> = [1, 2, 4, 8, 16, 32]
+            let few: Vec<String> = [1, 2, 4, 8, 16, 32, 64]
                 .iter()
                 .map(|tokens| (tokens, time(*tokens, 100)))
                 .map(|(tokens, us)| format!("x{tokens} {us:.1} us {:.0} GB/s", bytes as f32 / us / 1e3))
                 .collect();
-            let us = time(MANY, 3);
-            let operations = 2.0 * (rows * cols * MANY) as f32 / us / 1e6;
+            let many: Vec<String> = MANY
+                .iter()
+                .map(|tokens| (tokens, time(*tokens, 3)))
+                .map(|(tokens, us)| {
+                    format!("x{tokens} {us:.0} us {:.1} T/s", 2.0 * (rows * cols * tokens) as f32 / us / 1e6)
+                })
+                .collect();
+            println!("{rows} x {cols} {}: {}, {}", format.name(), few.join(", "), many.join(", "));
+        }
+    }
+}
+
+/// How fast norms, quantisation, activations and DeltaNet layers are.
+#[test]
+#[ignore = "needs a GPU"]
+fn speed_of_operations() {
+    let compiler = compiler();
+    let bench = Bench::open(&provider(), &compiler).unwrap();
+    speed::rows(&bench);
+    speed::delta_net(&bench);
+}
+
+/// Copies of matrices of one format on the device, all of them more than caches hold.
+struct Copies {
+    sets: Vec<Vec<Matrix>>,
+    /// Of one set.
+    bytes: usize,
+    _memory: DeviceBuffer,
+}
+
+impl Copies {
+    const SETS: usize = 4;
+
+    fn new(bench: &Bench<'_>, format: Format, rows: &[usize], cols: usize) -> Self {
+        let layout = DeviceLayout::new(format, cols).unwrap();
+        let bytes = rows.iter().map(|rows| layout.matrix_bytes(*rows).unwrap()).sum();
+        let memory = bench.empty::<u8>(Self::SETS * bytes);
+        bench.stream.fill(memory.slice(), 0x11).unwrap();
+        let mut at = 0;
+        let mut next = |rows: usize| {
+            let len = layout.matrix_bytes(rows).unwrap();
+            let data = memory.slice().part(at, len).unwrap();
+            at += len;
+            Matrix::new(layout, rows, data).unwrap()
+        };
+        let sets = (0..Self::SETS).map(|_| rows.iter().map(|rows| next(*rows)).collect()).collect();
+        Self { sets, bytes, _memory: memory }
+    }
+}
+
+/// How fast the launches are that do several things at once: the matrices of a DeltaNet layer of a 27B model that read one
+/// input, the gated half of its MLP, and what stands between its halves for a prompt.
+#[test]
+#[ignore = "needs a GPU"]
+fn speed_of_fused_products() {
+    const CALLS: usize = 100;
+    const GROUP: [usize; 4] = [10240, 6144, 48, 48];
+    const HIDDEN: usize = 17408;
+    const COLS: usize = 5120;
+    const MANY: usize = 512;
+    let compiler = compiler();
+    let bench = Bench::open(&provider(), &compiler).unwrap();
+    let (kernels, stream) = (bench.kernels(), &bench.stream);
+    let x = bench.upload(&vec![0.5f32; 16 * COLS]);
+    let inputs_memory = bench.empty::<u8>(Int8Rows::bytes_for(16, COLS));
+    let inputs = Int8Rows::new(inputs_memory.slice(), 16, COLS).unwrap();
+    kernels.quantize_rows(stream, x.slice(), &inputs).unwrap();
+    let [left, right] = [0, 1].map(|_| bench.empty::<f32>(MANY * HIDDEN));
+    let int8 = bench.empty::<u8>(Int8Rows::bytes_for(MANY, HIDDEN));
+    let buffers = GatedBuffers { products: [left.slice(), right.slice()], int8: int8.slice() };
+    for format in [Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q8_0] {
+        let inputs = Inputs::Int8(inputs);
+        let group = Copies::new(&bench, format, &GROUP, COLS);
+        let mlp = Copies::new(&bench, format, &[HIDDEN, HIDDEN], COLS);
+        for tokens in [1, 2, 4, 8, 16] {
+            let at_once = microseconds(&bench, CALLS, |call| {
+                let set = &group.sets[call % Copies::SETS];
+                let products: Vec<(Matrix, Output)> =
+                    set.iter().map(|matrix| (*matrix, Output::store(left.slice()))).collect();
+                kernels.matmuls(stream, &products, inputs, tokens).unwrap();
+            });
+            let gated = microseconds(&bench, CALLS, |call| {
+                let [gate, up] = &mlp.sets[call % Copies::SETS][..] else { unreachable!() };
+                kernels.gated(stream, [(gate, inputs), (up, inputs)], tokens, &buffers, true).unwrap();
+            });
+            let speed = |bytes: usize, us: f32| bytes as f32 / us / 1e6;
             println!(
-                "{rows} x {cols} {}: {}, x{MANY} {us:.0} us {operations:.1} T/s",
+                "{} x{tokens}: {GROUP:?} x {COLS} {at_once:.1} us {:.2} TB/s, gated MLP {HIDDEN} x {COLS} {gated:.1} us \
+                 {:.2} TB/s",
                 format.name(),
-                few.join(", ")
+                speed(group.bytes, at_once),
+                speed(mlp.bytes, gated)
             );
         }
     }
+    let out = Int8Rows::new(int8.slice(), MANY, HIDDEN).unwrap();
+    let at_once = microseconds(&bench, CALLS, |_| {
+        kernels.silu_quantize(stream, left.slice(), right.slice(), &out).unwrap();
+    });
+    let apart = microseconds(&bench, CALLS, |_| {
+        kernels.silu_mul(stream, left.slice(), right.slice(), MANY * HIDDEN).unwrap();
+        kernels.quantize_rows(stream, left.slice(), &out).unwrap();
+    });
+    println!("silu_quantize {MANY} x {HIDDEN}: {at_once:.1} us, silu_mul and quantize_rows {apart:.1} us");
+}
+
+/// How fast attention is at head shapes of Qwen3.5 27B (24:4 heads of 256) and Llama 8B (32:8 of 128), norm, rotation and
+/// cache included: share of memory bandwidth for single tokens, operations for chunks of a prompt. Figures are printed, not
+/// judged.
+#[test]
+#[ignore = "needs a GPU"]
+fn speed_of_attention() {
+    let compiler = compiler();
+    let bench = Bench::open(&provider(), &compiler).unwrap();
+    let kernels = Kernels::load(&bench.device, &compiler, &[]).unwrap();
+    for (heads, kv_heads, dim) in [(24, 4, 256), (32, 8, 128)] {
+        for (rows, contexts) in [
+            (1, &[128, 1024, 8192, 32768][..]),
+            (4, &[128, 8192, 32768]),
+            (512, &[512, 1024, 1536, 2048, 16384]),
+        ] {
+            for &context in contexts {
+                let us = attention_microseconds(&bench, &kernels, (heads, kv_heads, dim), rows, context);
+                let floor = (rows.min(4) * context * kv_heads * dim * 4) as f32 / 4.5e6;
+                let pairs = if rows > 4 { rows * (2 * context - rows) / 2 } else { rows * context };
+                let rate = 4.0 * (pairs * heads * dim) as f32 / us / 1e6;
+                println!(
+                    "{heads}:{kv_heads} x {dim}, {rows} rows at {context}: {us:.1} us, floor {floor:.1} us, {rate:.1} T/s"
+                );
+            }
+        }
+    }
+}
+
+/// Microseconds of a layer of f16 keys and values; up to four rows are sequences of their own.
+fn attention_microseconds(
+    bench: &Bench<'_>,
+    kernels: &Kernels,
+    (heads, kv_heads, dim): (usize, usize, usize),
+    rows: usize,
+    context: usize,
+) -> f32 {
+    const LAYERS: usize = 8; // more than caches hold
+    const PAIRS: usize = 32;
+    let spans = if rows <= 4 { rows } else { 1 };
+    let blocks = context.div_ceil(32);
+    let tables: Vec<u32> = (0..spans * blocks).map(|i| (i * 7 % (spans * blocks)) as u32).collect();
+    let first = context - rows / spans;
+    let row_meta: Vec<RowMeta> = (0..rows)
+        .map(|row| match spans {
+            1 => RowMeta { position: (first + row) as u32, table: 0, span: 0 },
+            _ => RowMeta { position: first as u32, table: (row * blocks) as u32, span: row as u32 },
+        })
+        .collect();
+    let span_meta: Vec<SpanMeta> = (0..spans)
+        .map(|span| SpanMeta { first_row: span as u32, tokens: (rows / spans) as u32, slot: 0, reset: 0 })
+        .collect();
+    let values = |count: usize| bench.upload(&vec![0.5f32; count]);
+    let (joined, k, v) =
+        (values(2 * rows * heads * dim), values(rows * kv_heads * dim), values(rows * kv_heads * dim));
+    let (weight, angles) = (values(dim), values(rows * PAIRS));
+    let [prepared, out] = [0; 2].map(|_| bench.empty::<f32>(rows * heads * dim));
+    let (row_meta, span_meta, tables) =
+        (bench.upload(&row_meta), bench.upload(&span_meta), bench.upload(&tables));
+    let scratch = bench.empty::<u8>(Attention::scratch_bytes(heads, dim, 4, context.div_ceil(PARTITION)));
+    let cache_bytes = KvCache::bytes_for(KvElement::F16, kv_heads, dim, dim, spans * blocks);
+    let memory = bench.empty::<u8>(LAYERS * cache_bytes);
+    bench.stream.fill(memory.slice(), 0x11).unwrap();
+    let stride = 2 * dim;
+    let buffers = AttentionBuffers {
+        q: Heads { memory: joined.slice(), stride },
+        prepared: prepared.slice(),
+        k: k.slice(),
+        v: v.slice(),
+        gate: Some(Heads { memory: joined.slice().part(dim * 4, joined.len() - dim * 4).unwrap(), stride }),
+        out: out.slice(),
+        row_meta: row_meta.slice(),
+        span_meta: span_meta.slice(),
+        tables: tables.slice(),
+        scratch: scratch.slice(),
+    };
+    let rope =
+        Some(Rope { pairing: Pairing::Halves, pairs: PAIRS, cos: angles.slice(), sin: angles.slice() });
+    let steps = HeadSteps { norm: Some((weight.slice(), 1e-6)), rope };
+    let layer = Attention { heads, scale: 0.0625 };
+    let size = StepSize { rows, spans, context };
+    let queue = || -> Result<(), LaunchError> {
+        (0..LAYERS).try_for_each(|at| {
+            let part = memory.slice().part(at * cache_bytes, cache_bytes)?;
+            let cache = KvCache::new(KvElement::F16, kv_heads, dim, dim, part)?;
+            kernels.attention(&bench.stream, &layer, &cache, &buffers, [&steps, &steps], size)
+        })
+    };
+    let graph = bench.stream.capture(queue).unwrap();
+    microseconds(bench, if rows > 4 { 3 } else { 20 }, |_| {
+        // SAFETY: the graph's memory is alive.
+        unsafe { graph.launch(&bench.stream) }.unwrap();
+    }) / LAYERS as f32
 }
 
 /// Environment variable with which [`ipc_child`] gets a handle: hexadecimal bytes, then the length.

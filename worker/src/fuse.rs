@@ -128,7 +128,7 @@ fn redirect(into: &mut Target, step: &Step, later: &[Step]) -> bool {
 }
 
 /// Buffers that a step reads, those it changes in place included.
-fn reads(step: &Step) -> [Option<Buf>; 4] {
+pub fn reads(step: &Step) -> [Option<Buf>; 4] {
     match step {
         Step::Norm { src, .. }
         | Step::Linear { src, .. }

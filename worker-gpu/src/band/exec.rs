@@ -1,13 +1,14 @@
 //! Queueing one operation on the rows of a step.
 
+use super::attention::{AttentionBufs, HeadPlan};
 use super::error::BandError;
 use super::facts::{Facts, Placed};
 use super::needs::ScratchBytes;
-use super::plan::{AttentionBufs, DeltaNetBufs, Op, Part, reads_int8};
+use super::plan::{DeltaNetBufs, Op, Part, reads_int8};
 use crate::hip::{Arena, DeviceSlice, HipError, Stream};
 use crate::launch::{
-    Attention, AttentionBuffers, DeltaNet, DeltaNetBuffers, Inputs, Int8Rows, Kernels, KvCache, LaunchError,
-    Matrix, Output,
+    Attention, AttentionBuffers, DeltaNet, DeltaNetBuffers, GatedBuffers, HeadSteps, Heads, Inputs, Int8Rows,
+    Kernels, KvCache, LaunchError, Matrix, NormRows, Output, StepSize,
 };
 use spillway_model::program::{Buf, RESIDUAL};
 use spillway_worker::fuse::Target;
@@ -62,12 +63,14 @@ impl Step<'_> {
         let buffer = |buf: Buf| self.scratch.buffer(buf);
         let width = |buf: Buf| widths[usize::from(buf.0)];
         match op {
-            Op::Norm { src, dst, weight, eps } => {
-                kernels.rms_norm(stream, buffer(*src), *weight, buffer(*dst), tokens, width(*src), *eps)?;
+            Op::Norm { src, dst, norm, int8 } => {
+                let int8 = int8.then(|| self.int8(norm.width)).transpose()?;
+                let (x, out) = (buffer(*src), buffer(*dst));
+                kernels.rms_norm(stream, norm, &NormRows { count: tokens, x, indices: None, out, int8 })?;
             }
-            Op::HeadNorm { buf, head_dim, weight, eps } => {
-                let (memory, heads) = (buffer(*buf), width(*buf) / head_dim);
-                kernels.rms_norm(stream, memory, *weight, memory, tokens * heads, *head_dim, *eps)?;
+            Op::HeadNorm { buf, norm } => {
+                let (x, count) = (buffer(*buf), tokens * width(*buf) / norm.width);
+                kernels.rms_norm(stream, norm, &NormRows { count, x, indices: None, out: x, int8: None })?;
             }
             Op::SplitHeads { src, first, second, head_dim } => {
                 let heads = tokens * width(*first) / head_dim;
@@ -87,62 +90,111 @@ impl Step<'_> {
             Op::Residual { src } => {
                 kernels.add(stream, buffer(RESIDUAL), buffer(*src), tokens * width(RESIDUAL))?;
             }
-            Op::Project { src, parts } => {
-                let inputs = self.inputs(buffer(*src), parts.iter().map(|part| &part.weight))?;
-                parts.iter().try_for_each(|part| self.part(part, &inputs))?;
+            Op::Project { src, ready, parts } => {
+                let inputs = self.inputs(buffer(*src), *ready, parts.iter().map(|part| &part.weight))?;
+                let of_one_format = |a: &Part, b: &Part| a.weight.format() == b.weight.format();
+                parts.chunk_by(of_one_format).try_for_each(|parts| self.parts(parts, &inputs))?;
             }
-            Op::Mlp { src, gate, up, down } => self.mlp(buffer(*src), [gate, up], down)?,
+            Op::Mlp { src, ready, gate, up, down } => {
+                self.mlp(buffer(*src), *ready, [gate, up], down)?;
+            }
             Op::Attention { bufs, layer, cache } => self.attention(bufs, layer, cache)?,
-            Op::DeltaNet { bufs, layer } => self.delta_net(bufs, layer)?,
+            Op::DeltaNet { bufs, layer, int8 } => self.delta_net(bufs, layer, *int8)?,
         }
         Ok(())
     }
 
-    /// Prepares the common input of matrices in the forms that they read.
-    pub fn inputs<'m>(
-        &self,
-        src: DeviceSlice,
-        weights: impl Iterator<Item = &'m Matrix>,
-    ) -> Result<Prepared, LaunchError> {
-        prepare(self.kernels, self.stream, self.scratch, src, self.tokens, weights)
+    /// The scratch for 8-bit inputs, as the step's rows of `cols` columns.
+    fn int8(&self, cols: usize) -> Result<Int8Rows, LaunchError> {
+        Int8Rows::new(self.scratch.int8, self.tokens, cols)
     }
 
-    fn part(&self, part: &Part, inputs: &Prepared) -> Result<(), LaunchError> {
+    /// Prepares the common input of matrices in the forms that they read; `ready` when its 8-bit form is in the scratch.
+    fn inputs<'m>(
+        &self,
+        src: DeviceSlice,
+        ready: bool,
+        mut weights: impl Iterator<Item = &'m Matrix>,
+    ) -> Result<Prepared, LaunchError> {
+        let Some(weight) = weights.find(|weight| reads_int8(weight)) else {
+            return Ok(Prepared { values: src, int8: None });
+        };
+        let int8 = self.int8(weight.cols())?;
+        if !ready {
+            self.kernels.quantize_rows(self.stream, src, &int8)?;
+        }
+        Ok(Prepared { values: src, int8: Some(int8) })
+    }
+
+    /// Products of matrices of one format.
+    fn parts(&self, parts: &[Part], inputs: &Prepared) -> Result<(), LaunchError> {
+        let products: Vec<(Matrix, Output)> =
+            parts.iter().map(|part| (part.weight, self.output(part))).collect();
+        let inputs = inputs.of(&parts[0].weight);
+        self.kernels.matmuls(self.stream, &products, inputs, self.tokens)
+    }
+
+    fn output(&self, part: &Part) -> Output {
         let output = match part.into {
             Target::Store(buf) => Output::store(self.scratch.buffer(buf)),
             Target::AddToResidual => Output::add(self.scratch.buffer(RESIDUAL)),
         };
-        let inputs = inputs.of(&part.weight);
-        self.kernels.matmul(self.stream, &part.weight, inputs, self.tokens, output.with_bias(part.bias))
+        output.with_bias(part.bias)
     }
 
-    fn mlp(&self, src: DeviceSlice, gate_up: [&Matrix; 2], down: &Part) -> Result<(), LaunchError> {
-        let inputs = self.inputs(src, gate_up.into_iter())?;
-        for (weight, to) in gate_up.into_iter().zip(self.scratch.hidden) {
-            self.kernels.matmul(self.stream, weight, inputs.of(weight), self.tokens, Output::store(to))?;
-        }
-        let [gated, upper] = self.scratch.hidden;
-        self.kernels.silu_mul(self.stream, gated, upper, self.tokens * gate_up[0].rows())?;
-        let inputs = self.inputs(gated, std::iter::once(&down.weight))?;
-        self.part(down, &inputs)
+    fn mlp(
+        &self,
+        src: DeviceSlice,
+        ready: bool,
+        gate_up: [&Matrix; 2],
+        down: &Part,
+    ) -> Result<(), LaunchError> {
+        let Self { kernels, stream, scratch, tokens, .. } = *self;
+        let inputs = self.inputs(src, ready, gate_up.into_iter())?;
+        let buffers = GatedBuffers { products: scratch.hidden, int8: scratch.int8 };
+        let of = gate_up.map(|weight| (weight, inputs.of(weight)));
+        let inputs = kernels.gated(stream, of, tokens, &buffers, reads_int8(&down.weight))?;
+        kernels.matmul(stream, &down.weight, inputs, tokens, self.output(down))
     }
 
     fn attention(&self, bufs: &AttentionBufs, layer: &Attention, cache: &KvCache) -> Result<(), LaunchError> {
+        let &Self { tokens: rows, spans, context, .. } = self;
         let buffer = |buf: Buf| self.scratch.buffer(buf);
+        let dim = cache.key_dim();
+        let apart = |buf: Buf, stride: usize| Heads { memory: buffer(buf), stride };
+        let (q, gate) = match bufs.joined {
+            Some(joined) => {
+                let memory = buffer(joined);
+                let skipped = dim * size_of::<f32>();
+                let gates = memory.part(skipped, memory.len().saturating_sub(skipped))?;
+                let stride = 2 * dim;
+                (Heads { memory, stride }, Some(Heads { memory: gates, stride }))
+            }
+            None => (apart(bufs.q, dim), bufs.gate.map(|gate| apart(gate, cache.value_dim()))),
+        };
         let buffers = AttentionBuffers {
-            q: buffer(bufs.q),
+            q,
+            prepared: buffer(bufs.q),
             k: buffer(bufs.k),
             v: buffer(bufs.v),
-            gate: bufs.gate.map(buffer),
+            gate,
             out: buffer(bufs.dst),
             row_meta: self.placed.row_meta,
+            span_meta: self.placed.span_meta,
             tables: self.placed.tables,
             scratch: self.scratch.attention,
         };
-        self.kernels.attention(self.stream, layer, cache, &buffers, self.tokens, self.context)
+        let [q_steps, k_steps] = [&bufs.q_plan, &bufs.k_plan].map(|plan| self.head_steps(plan));
+        let size = StepSize { rows, spans, context };
+        self.kernels.attention(self.stream, layer, cache, &buffers, [&q_steps?, &k_steps?], size)
     }
 
-    fn delta_net(&self, bufs: &DeltaNetBufs, layer: &DeltaNet) -> Result<(), LaunchError> {
+    fn head_steps(&self, plan: &HeadPlan) -> Result<HeadSteps, LaunchError> {
+        let rope = plan.rope.map(|rope| self.facts.rope(rope, self.tokens)).transpose()?;
+        Ok(HeadSteps { norm: plan.norm, rope })
+    }
+
+    fn delta_net(&self, bufs: &DeltaNetBufs, layer: &DeltaNet, int8: bool) -> Result<(), LaunchError> {
         let buffer = |buf: Buf| self.scratch.buffer(buf);
         let buffers = DeltaNetBuffers {
             qkv: buffer(bufs.qkv),
@@ -150,6 +202,7 @@ impl Step<'_> {
             alpha: buffer(bufs.alpha),
             beta: buffer(bufs.beta),
             out: buffer(bufs.dst),
+            int8: int8.then(|| self.int8(layer.dims.value_heads * layer.dims.head_dim)).transpose()?,
             row_meta: self.placed.row_meta,
             span_meta: self.placed.span_meta,
             scratch: self.scratch.delta_net,
@@ -160,8 +213,8 @@ impl Step<'_> {
 
 /// The input of matrices, in the forms in which any of them reads it.
 pub(super) struct Prepared {
-    values: DeviceSlice,
-    int8: Option<Int8Rows>,
+    pub values: DeviceSlice,
+    pub int8: Option<Int8Rows>,
 }
 
 impl Prepared {
@@ -172,24 +225,4 @@ impl Prepared {
             _ => Inputs::F32(self.values),
         }
     }
-}
-
-/// Prepares `rows` rows at `src` for matrices of one width.
-pub(super) fn prepare<'m>(
-    kernels: &Kernels,
-    stream: &Stream,
-    scratch: &Scratch,
-    src: DeviceSlice,
-    rows: usize,
-    weights: impl Iterator<Item = &'m Matrix>,
-) -> Result<Prepared, LaunchError> {
-    let mut prepared = Prepared { values: src, int8: None };
-    for weight in weights.filter(|weight| reads_int8(weight)) {
-        if prepared.int8.is_none() {
-            let int8 = Int8Rows::new(scratch.int8, rows, weight.cols())?;
-            kernels.quantize_rows(stream, src, &int8)?;
-            prepared.int8 = Some(int8);
-        }
-    }
-    Ok(prepared)
 }

@@ -1,22 +1,21 @@
 //! Final norm and output projection, for groups of up to `Limits::max_logit_rows` rows.
 
 use super::error::BandError;
-use super::exec::{Scratch, prepare};
+use super::exec::{Prepared, Scratch};
 use super::facts::Placed;
 use super::needs::ScratchBytes;
-use super::plan::Builder;
+use super::plan::{Builder, reads_int8};
 use super::staging::Staging;
 use crate::hip::{Device, DeviceSlice, Stream};
-use crate::launch::{Kernels, Matrix, Output};
+use crate::launch::{Int8Rows, Kernels, Matrix, Norm, NormRows, Output};
 use spillway_model::program;
 use spillway_protocol::frame::LogitsFrame;
 
 #[derive(Debug)]
 pub(super) struct Head {
-    norm: DeviceSlice,
-    eps: f32,
+    norm: Norm,
     output: Matrix,
-    /// Residual rows that want logits, then normed, `[group, d_model]`.
+    /// Residual rows that want logits, normed, `[group, d_model]`.
     gathered: DeviceSlice,
     /// `[group, vocab]`.
     logits: DeviceSlice,
@@ -32,10 +31,11 @@ impl Head {
         bytes: &ScratchBytes,
         group: usize,
     ) -> Result<Self, BandError> {
+        let output = builder.matrix(&head.output)?;
+        let norm = Norm { weight: builder.values(&head.norm)?, width: output.cols(), epsilon: head.eps };
         Ok(Self {
-            output: builder.matrix(&head.output)?,
-            norm: builder.values(&head.norm)?,
-            eps: head.eps,
+            output,
+            norm,
             gathered: builder.arena.allocate("rows for logits", bytes.gathered)?,
             logits: builder.arena.allocate("logits", bytes.logits)?,
             host: Staging::new(device, "logits", bytes.logits)?,
@@ -62,10 +62,15 @@ impl Head {
             return Ok(&[]);
         }
         let wanted = placed.wanted.part(about.first_row * size_of::<u32>(), rows * size_of::<u32>())?;
-        let residual = scratch.buffers[0];
-        kernels.gather_rows(stream, residual, wanted, self.gathered, rows, d_model)?;
-        kernels.rms_norm(stream, self.gathered, self.norm, self.gathered, rows, d_model, self.eps)?;
-        let inputs = prepare(kernels, stream, scratch, self.gathered, rows, std::iter::once(&self.output))?;
+        let int8 =
+            reads_int8(&self.output).then(|| Int8Rows::new(scratch.int8, rows, d_model)).transpose()?;
+        let (indices, out) = (Some(wanted), self.gathered);
+        kernels.rms_norm(
+            stream,
+            &self.norm,
+            &NormRows { count: rows, x: scratch.buffers[0], indices, out, int8 },
+        )?;
+        let inputs = Prepared { values: out, int8 };
         let to = Output::store(self.logits);
         kernels.matmul(stream, &self.output, inputs.of(&self.output), rows, to)?;
         self.host.download(stream, self.logits.part(0, rows * vocab * size_of::<f32>())?)?;

@@ -4,6 +4,7 @@
 //! largest step. A step then allocates nothing: its facts go to the device in one copy, its operations are queued (or a
 //! captured graph of them replayed), and its result is copied back.
 
+mod attention;
 mod edges;
 mod error;
 mod exec;

@@ -1,18 +1,19 @@
 //! How much memory a band needs beside its weights and states. The planner charges with it and the band allocates by it.
 
-use crate::launch::{Attention, DeltaNetDims, Int8Rows, PARTITION, RowMeta, SpanMeta};
+use super::replay::captured_partitions;
+use crate::launch::{Attention, DeltaNetDims, Int8Rows, MAX_ALONE, RowMeta, SpanMeta};
 use spillway_model::program::{DeltaNetSpec, Layer, Program, Step};
 use spillway_protocol::plan::{KV_BLOCK_TOKENS, Limits};
 use std::mem::size_of;
 
-/// Most scratch for attention that splits a context over blocks; beyond it, long contexts of many sequences are attended
-/// to by fewer blocks.
+/// Most scratch for attention that splits contexts over blocks, unless one row needs more; beyond it, long contexts of many
+/// sequences are attended to a few rows at a time.
 const MAX_ATTENTION_SCRATCH: usize = 64 << 20;
 /// Weights on their way to the device: pieces of this size, of which so many are in flight.
 pub(super) const UPLOAD_PIECE: usize = 16 << 20;
 pub(super) const UPLOAD_PIECES: usize = 3;
 
-/// What decides the scratch of one layer.
+/// What decides the scratch of one layer, or of several together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LayerNeeds {
     /// Width of each buffer in f32 values per token, the residual first.
@@ -25,6 +26,8 @@ pub struct LayerNeeds {
     attention: usize,
     /// Bytes of DeltaNet scratch per row.
     delta_net: usize,
+    /// Bytes of state per sequence beyond what the program says a layer keeps: the convolution's history has a place more.
+    more_state: usize,
 }
 
 impl LayerNeeds {
@@ -43,7 +46,9 @@ impl LayerNeeds {
                     needs.attention = needs.attention.max(bytes);
                 }
                 Step::DeltaNet { spec, .. } => {
-                    needs.delta_net = needs.delta_net.max(delta_net_dims(spec).scratch_bytes(1));
+                    let dims = delta_net_dims(spec);
+                    needs.delta_net = needs.delta_net.max(dims.scratch_bytes(1));
+                    needs.more_state += dims.channels() * size_of::<f32>();
                 }
                 _ => {}
             }
@@ -60,6 +65,7 @@ impl LayerNeeds {
         self.widest_input = self.widest_input.max(other.widest_input);
         self.attention = self.attention.max(other.attention);
         self.delta_net = self.delta_net.max(other.delta_net);
+        self.more_state += other.more_state; // layers share scratch, not state
     }
 }
 
@@ -133,12 +139,14 @@ impl Needs {
         let rows = limits.max_step_tokens;
         let float = size_of::<f32>();
         let logit_rows = if self.head { limits.max_logit_rows } else { 0 };
-        let partitions = limits.max_seq.div_ceil(PARTITION);
+        // What captured steps are queued with, which is up to twice what the longest sequence has.
+        let row_attention = widest.attention * captured_partitions(limits.max_seq);
+        let attention_rows = rows.min(limits.max_sequences.max(MAX_ALONE));
         ScratchBytes {
             buffers: widest.buffers.iter().map(|width| width * rows * float).collect(),
             hidden: widest.hidden * rows * float,
             int8: Int8Rows::bytes_for(rows.max(logit_rows), widest.widest_input),
-            attention: (widest.attention * limits.max_sequences * partitions).min(MAX_ATTENTION_SCRATCH),
+            attention: (row_attention * attention_rows).min(MAX_ATTENTION_SCRATCH.max(row_attention)),
             delta_net: widest.delta_net * rows,
             facts: self.facts_bytes(),
             gathered: logit_rows * widths.d_model * float,
@@ -146,12 +154,13 @@ impl Needs {
         }
     }
 
-    /// Bytes of device memory.
+    /// Bytes of device memory beside weights, KV cache and the states that the program counts.
     pub fn scratch_bytes(&self) -> u64 {
         let ScratchBytes { buffers, hidden, int8, attention, delta_net, facts, gathered, logits } =
             self.scratch();
         let buffers: usize = buffers.iter().sum();
-        (buffers + 2 * hidden + int8 + attention + delta_net + facts + gathered + logits) as u64
+        let more_state = self.widest.more_state * self.limits.max_sequences;
+        (buffers + 2 * hidden + int8 + attention + delta_net + facts + gathered + logits + more_state) as u64
     }
 
     /// Bytes of page-locked host memory.
@@ -177,5 +186,34 @@ impl Needs {
         let blocks = (max_sequences * max_seq.div_ceil(KV_BLOCK_TOKENS)).min(kv_blocks * max_sequences);
         let parts = rows * per_row + max_sequences * size_of::<SpanMeta>() + blocks * size_of::<u32>();
         parts + super::facts::PADDING
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::PARTITION;
+    use spillway_protocol::plan::{ActivationType, KvType};
+
+    /// Captured steps are queued with a power of two of partitions. Scratch for what sequences really have was too small for
+    /// them, and every long context was attended to by a few blocks.
+    #[test]
+    fn scratch_holds_the_partitions_of_a_captured_step() {
+        let of_partition = Attention::scratch_bytes(24, 256, 1, 1);
+        for max_seq in [PARTITION, 8192 + PARTITION, 262_144, 3 << 20] {
+            let limits = Limits {
+                max_seq,
+                max_sequences: 1,
+                kv_blocks: max_seq.div_ceil(KV_BLOCK_TOKENS),
+                kv_type: KvType::F16,
+                activations: ActivationType::Int8,
+                max_step_tokens: 512,
+                max_logit_rows: 1,
+            };
+            let widths = ModelWidths { d_model: 64, vocab: 64, rope_pairs: 0 };
+            let layer = LayerNeeds { attention: of_partition, ..LayerNeeds::default() };
+            let scratch = Needs::new(widths, [&layer], false, limits).scratch().attention;
+            assert!(scratch >= of_partition * max_seq.div_ceil(PARTITION).next_power_of_two(), "{max_seq}");
+        }
     }
 }

@@ -3,13 +3,14 @@
 
 use super::error::BandError;
 use crate::hip::{Graph, HipError, Stream};
-use crate::launch::PARTITION;
+use crate::launch::{MAX_ALONE, PARTITION};
 use std::collections::HashMap;
 
 /// Switches capturing off when it is `0`.
 const SWITCH: &str = "SPILLWAY_GPU_GRAPHS";
-/// Most tokens of a step that is captured: more are prompts, whose shapes seldom come again.
-const MAX_TOKENS: usize = 16;
+/// Most tokens of a step that is captured: more are prompts, whose shapes seldom come again. Attention is queued alike for
+/// all steps of so many tokens, however they belong to spans.
+const MAX_TOKENS: usize = MAX_ALONE;
 /// Most shapes that are remembered; then all are forgotten.
 const MAX_SHAPES: usize = 64;
 
@@ -25,7 +26,12 @@ pub(super) struct Shape {
 /// The context to queue a captured step with: the partitions of the longest row, up to a power of two, so that a growing
 /// sequence needs few graphs.
 pub(super) fn captured_context(longest: usize) -> usize {
-    longest.div_ceil(PARTITION).next_power_of_two() * PARTITION
+    captured_partitions(longest) * PARTITION
+}
+
+/// The same in partitions.
+pub(super) fn captured_partitions(longest: usize) -> usize {
+    longest.div_ceil(PARTITION).next_power_of_two()
 }
 
 /// Graphs by shape.

@@ -39,11 +39,14 @@ impl Launch {
     }
 }
 
-/// One kernel argument, by value: an address or a number of up to 8 bytes.
+/// Words of the largest kernel argument.
+const MAX_ARG_WORDS: usize = 4;
+
+/// One kernel argument, by value: an address, a number of up to 8 bytes, or a structure of 32.
 #[derive(Debug, Clone, Copy)]
 pub struct Arg {
     // Little-endian, so that a pointer to it is a pointer to the narrower number too.
-    bits: u64,
+    bits: [u64; MAX_ARG_WORDS],
 }
 
 impl Arg {
@@ -53,16 +56,22 @@ impl Arg {
 }
 
 #[cfg(target_endian = "big")]
-compile_error!("kernel arguments are passed as the low bytes of a 64-bit word");
+compile_error!("kernel arguments are passed as the low bytes of 64-bit words");
 
 macro_rules! arg_from {
     ($($type:ty: |$value:ident| $bits:expr;)*) => {
         $(impl From<$type> for Arg {
             fn from($value: $type) -> Self {
-                Self { bits: $bits }
+                Self { bits: [$bits, 0, 0, 0] }
             }
         })*
     };
+}
+
+impl From<[u64; MAX_ARG_WORDS]> for Arg {
+    fn from(bits: [u64; MAX_ARG_WORDS]) -> Self {
+        Self { bits }
+    }
 }
 
 arg_from! {

@@ -1,21 +1,32 @@
 //! Causal depthwise convolution and gated delta rule (Gated DeltaNet), as the CPU worker computes them.
 
-use super::{Check, Kernels, LaunchError, RowMeta, SpanMeta, entries, queue};
-use crate::hip::{DeviceSlice, Function, Launch, Stream};
+use super::{Check, Int8Rows, Kernels, LaunchError, RowMeta, SpanMeta, entries, queue};
+use crate::hip::{Arg, DeviceSlice, Launch, Stream};
 
-/// Head widths that the recurrence is compiled for.
+/// Head widths that the kernels are compiled for.
 const HEAD_DIMS: [usize; 4] = [32, 64, 128, 256];
-/// Threads that share a row of the state.
-const LANES_PER_ROW: usize = 8;
-/// Threads of a block of the recurrence.
-const BLOCK: usize = 256;
+/// Those that fit into one block, state and all, so that a step of one token per sequence is one kernel.
+const STEP_HEAD_DIMS: [usize; 3] = [32, 64, 128];
+/// Threads of a block of the recurrence, and of one that finishes outputs.
+const RULE_BLOCK: usize = 128;
+const FINISH_BLOCK: usize = 256;
+/// Rows of the state that a group of lanes holds, and most lanes of such a group and of one that norms a head; a lane has four
+/// values or more.
+const STATE_ROWS: usize = 2;
+const MAX_STATE_LANES: usize = 16;
+const MAX_NORM_LANES: usize = 32;
 /// Most taps of the convolution.
 const MAX_TAPS: usize = 8;
+/// Most rows that a block of the convolution takes, and blocks per head from which on it takes more than one.
+const MAX_RUN: usize = 8;
+const CONV_BLOCKS: usize = 32;
 
 entries!(Entries: "delta_net" {
-    delta_conv, delta_remember, delta_gates, delta_rule_32, delta_rule_64, delta_rule_128, delta_rule_256,
-    delta_gated_norm,
+    delta_conv_32, delta_conv_64, delta_conv_128, delta_conv_256,
+    delta_rule_32, delta_rule_64, delta_rule_128, delta_rule_256,
+    delta_finish_32, delta_finish_64, delta_finish_128, delta_finish_256,
 });
+entries!(StepEntries: "delta_step" { delta_step_32, delta_step_64, delta_step_128 });
 
 /// Sizes of a DeltaNet layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,9 +49,10 @@ impl DeltaNetDims {
         (2 * self.key_heads + self.value_heads) * self.head_dim
     }
 
-    /// f32 values of one slot's past inputs, `[taps - 1][channels]`, oldest first.
+    /// f32 values of one slot's past inputs, `[taps][channels]`: that of position `p` is at `p % taps`. One place more than
+    /// a step reads, so that the current input can be kept while others still read the oldest.
     pub fn history_len(self) -> usize {
-        (self.taps - 1) * self.channels()
+        self.taps * self.channels()
     }
 
     /// f32 values of one slot's matrix states, `[value head][value][key]`.
@@ -50,7 +62,27 @@ impl DeltaNetDims {
 
     /// Bytes of working memory for steps of `rows` rows.
     pub fn scratch_bytes(self, rows: usize) -> usize {
-        rows * (self.channels() + 2 * self.value_heads) * size_of::<f32>()
+        rows * (self.channels() + self.gates()) * size_of::<f32>()
+    }
+
+    /// Lanes that share a row of the state.
+    fn state_lanes(self) -> usize {
+        (self.head_dim / 4).min(MAX_STATE_LANES)
+    }
+
+    /// Decay and strength of every value head, overlap of every key head.
+    fn gates(self) -> usize {
+        2 * self.value_heads + self.key_heads
+    }
+
+    /// Values of a row of outputs.
+    fn width(self) -> usize {
+        self.value_heads * self.head_dim
+    }
+
+    /// Which of the kernels for [`HEAD_DIMS`] serves.
+    fn kernel(self) -> usize {
+        HEAD_DIMS.iter().position(|dim| *dim == self.head_dim).unwrap_or_default()
     }
 }
 
@@ -86,6 +118,8 @@ pub struct DeltaNetBuffers {
     pub beta: DeviceSlice,
     /// Outputs, `[rows, value_heads * head_dim]`.
     pub out: DeviceSlice,
+    /// Where to write the 8-bit form of the outputs as well.
+    pub int8: Option<Int8Rows>,
     /// One [`RowMeta`] per row.
     pub row_meta: DeviceSlice,
     /// One [`SpanMeta`] per span; spans name different slots.
@@ -103,12 +137,13 @@ struct Step<'a> {
     spans: usize,
     /// `[rows, channels]`, convolved and normed.
     convolved: DeviceSlice,
-    /// `[rows, value_heads]` decays, then as many strengths.
+    /// `[rows, value_heads]` decays, then as many strengths, then `[rows, key_heads]` overlaps of query and key.
     gates: DeviceSlice,
 }
 
 impl Kernels {
-    /// Runs a DeltaNet layer over the step's rows and updates the states of the spans' slots.
+    /// Runs a DeltaNet layer over the step's rows and updates the states of the spans' slots. Every row belongs to a span, every
+    /// span has at least one, and spans come in the order of their rows.
     ///
     /// # Errors
     /// See [`Kernels::rms_norm`]; sizes that the kernels cannot handle.
@@ -132,124 +167,181 @@ impl Kernels {
         check.holds::<u8>("scratch", buffers.scratch, dims.scratch_bytes(rows))?;
         let convolved_bytes = rows * dims.channels() * size_of::<f32>();
         let convolved = buffers.scratch.part(0, convolved_bytes)?;
-        let gates_bytes = rows * 2 * dims.value_heads * size_of::<f32>();
+        let gates_bytes = rows * dims.gates() * size_of::<f32>();
         let gates = buffers.scratch.part(convolved_bytes, gates_bytes)?;
         let step = Step { check, layer, buffers, rows, spans, convolved, gates };
+        if rows == spans && STEP_HEAD_DIMS.contains(&dims.head_dim) {
+            return self.delta_step(stream, &step);
+        }
         self.convolve(stream, &step)?;
-        self.remember(stream, &step)?;
-        self.gates(stream, &step)?;
         self.recur(stream, &step)?;
-        self.gated_norm(stream, &step)
+        self.finish(stream, &step)
     }
 
-    fn convolve(&self, stream: &Stream, step: &Step<'_>) -> Result<(), LaunchError> {
-        let Step { check, layer, buffers, rows, .. } = *step;
+    /// All of it, for one row per span.
+    fn delta_step(&self, stream: &Stream, step: &Step<'_>) -> Result<(), LaunchError> {
+        let &Step { check, layer, buffers, rows, .. } = step;
         let dims = layer.dims;
+        let [alpha, beta, rate, bias] = step.gate_args()?;
+        let [meta, spans] = step.fact_args()?;
+        let [codes, scales] = check.int8(buffers.int8.as_ref(), rows, dims.width())?;
         let args = [
-            check.holds::<f32>("convolution inputs", buffers.qkv, rows * dims.channels())?,
+            step.inputs()?,
             layer.history.into(),
-            check.holds::<f32>("convolution weights", layer.conv, dims.channels() * dims.taps)?,
-            check.holds::<RowMeta>("row facts", buffers.row_meta, rows)?,
-            check.holds::<SpanMeta>("span facts", buffers.span_meta, step.spans)?,
-            step.convolved.into(),
-            check.number("channels", dims.channels())?.into(),
+            step.conv_weights()?,
+            alpha,
+            beta,
+            rate,
+            bias,
+            step.output_gate()?,
+            step.norm_weight()?,
+            layer.matrix.into(),
+            meta,
+            spans,
+            step.out()?,
+            codes,
+            scales,
             check.number("key heads", dims.key_heads)?.into(),
-            check.number("head width", dims.head_dim)?.into(),
+            check.number("value heads", dims.value_heads)?.into(),
             check.number("taps", dims.taps)?.into(),
             dims.epsilon.into(),
         ];
-        let heads = dims.channels() / dims.head_dim;
-        let grid = [check.number("rows", rows)?, check.number("heads", heads)?, 1];
-        let launch = Launch { grid, block: head_block(dims.head_dim), shared_bytes: 0 };
-        queue(stream, &self.delta_net.delta_conv, launch, &args)
+        let grid = [check.number("rows", rows)?, check.number("value heads", dims.value_heads)?, 1];
+        let block = (dims.head_dim / STATE_ROWS * dims.state_lanes()) as u32;
+        let StepEntries { delta_step_32, delta_step_64, delta_step_128 } = &self.delta_step;
+        let function = [delta_step_32, delta_step_64, delta_step_128][dims.kernel()];
+        queue(stream, function, Launch { grid, block, shared_bytes: 0 }, &args)
     }
 
-    /// Keeps the last inputs of every span for the next step.
-    fn remember(&self, stream: &Stream, step: &Step<'_>) -> Result<(), LaunchError> {
-        let Step { check, layer, buffers, spans, .. } = *step;
-        let args = [
-            buffers.qkv.into(),
-            layer.history.into(),
-            buffers.span_meta.into(),
-            check.number("channels", layer.dims.channels())?.into(),
-            check.number("taps", layer.dims.taps)?.into(),
-        ];
-        let blocks = layer.dims.channels().div_ceil(BLOCK);
-        let grid = [check.number("spans", spans)?, check.number("channels", blocks)?, 1];
-        queue(
-            stream,
-            &self.delta_net.delta_remember,
-            Launch { grid, block: BLOCK as u32, shared_bytes: 0 },
-            &args,
-        )
-    }
-
-    fn gates(&self, stream: &Stream, step: &Step<'_>) -> Result<(), LaunchError> {
-        let Step { check, layer, buffers, rows, .. } = *step;
-        let count = rows * layer.dims.value_heads;
-        let args = [
-            check.holds::<f32>("decay inputs", buffers.alpha, count)?,
-            check.holds::<f32>("strength inputs", buffers.beta, count)?,
-            check.holds::<f32>("decay rates", layer.decay, layer.dims.value_heads)?,
-            check.holds::<f32>("time step biases", layer.dt_bias, layer.dims.value_heads)?,
-            step.gates.into(),
-            check.number("value heads", layer.dims.value_heads)?.into(),
-            check.number("gates", count)?.into(),
-        ];
-        let blocks = check.number("gates", count.div_ceil(BLOCK))?;
-        queue(stream, &self.delta_net.delta_gates, Launch::linear(blocks, BLOCK as u32), &args)
-    }
-
-    fn recur(&self, stream: &Stream, step: &Step<'_>) -> Result<(), LaunchError> {
-        let Step { check, layer, buffers, rows, spans, .. } = *step;
+    /// Convolution, norms of queries and keys, and gates.
+    fn convolve(&self, stream: &Stream, step: &Step<'_>) -> Result<(), LaunchError> {
+        let &Step { check, layer, rows, .. } = step;
         let dims = layer.dims;
+        let run = (rows / CONV_BLOCKS).clamp(1, MAX_RUN);
+        let [alpha, beta, rate, bias] = step.gate_args()?;
+        let [meta, spans] = step.fact_args()?;
         let args = [
+            step.inputs()?,
+            layer.history.into(),
+            step.conv_weights()?,
+            alpha,
+            beta,
+            rate,
+            bias,
+            meta,
+            spans,
             step.convolved.into(),
             step.gates.into(),
-            layer.matrix.into(),
-            buffers.span_meta.into(),
-            check.holds::<f32>("out", buffers.out, rows * dims.value_heads * dims.head_dim)?,
             check.number("rows", rows)?.into(),
             check.number("key heads", dims.key_heads)?.into(),
             check.number("value heads", dims.value_heads)?.into(),
+            check.number("taps", dims.taps)?.into(),
+            (run as u32).into(),
+            dims.epsilon.into(),
         ];
+        // Two heads a block, and one block more for the gates.
+        let blocks = dims.key_heads + dims.value_heads.div_ceil(2) + 1;
+        let grid = [check.number("rows", rows.div_ceil(run))?, check.number("heads", blocks)?, 1];
+        let block = 2 * dims.head_dim as u32;
+        let Entries { delta_conv_32, delta_conv_64, delta_conv_128, delta_conv_256, .. } = &self.delta_net;
+        let function = [delta_conv_32, delta_conv_64, delta_conv_128, delta_conv_256][dims.kernel()];
+        queue(stream, function, Launch { grid, block, shared_bytes: 0 }, &args)
+    }
+
+    /// The recurrence; keeps the last inputs of every span for the next step.
+    fn recur(&self, stream: &Stream, step: &Step<'_>) -> Result<(), LaunchError> {
+        let &Step { check, layer, rows, spans, .. } = step;
+        let dims = layer.dims;
+        let [meta, span_meta] = step.fact_args()?;
+        let args = [
+            step.convolved.into(),
+            step.gates.into(),
+            step.inputs()?,
+            layer.history.into(),
+            layer.matrix.into(),
+            meta,
+            span_meta,
+            step.out()?,
+            check.number("rows", rows)?.into(),
+            check.number("key heads", dims.key_heads)?.into(),
+            check.number("value heads", dims.value_heads)?.into(),
+            check.number("taps", dims.taps)?.into(),
+        ];
+        let state_rows = RULE_BLOCK / dims.state_lanes() * STATE_ROWS;
         let grid = [
             check.number("spans", spans)?,
             check.number("value heads", dims.value_heads)?,
-            check.number("head width", dims.head_dim * LANES_PER_ROW / BLOCK)?,
+            check.number("head width", dims.head_dim / state_rows)?,
         ];
-        let function = self.delta_net.rule(dims.head_dim);
-        queue(stream, function, Launch { grid, block: BLOCK as u32, shared_bytes: 0 }, &args)
+        let Entries { delta_rule_32, delta_rule_64, delta_rule_128, delta_rule_256, .. } = &self.delta_net;
+        let function = [delta_rule_32, delta_rule_64, delta_rule_128, delta_rule_256][dims.kernel()];
+        queue(stream, function, Launch { grid, block: RULE_BLOCK as u32, shared_bytes: 0 }, &args)
     }
 
-    fn gated_norm(&self, stream: &Stream, step: &Step<'_>) -> Result<(), LaunchError> {
-        let Step { check, layer, buffers, rows, .. } = *step;
+    /// The gated norm of the outputs.
+    fn finish(&self, stream: &Stream, step: &Step<'_>) -> Result<(), LaunchError> {
+        let &Step { check, layer, buffers, rows, .. } = step;
         let dims = layer.dims;
+        let heads = rows * dims.value_heads;
+        let [codes, scales] = check.int8(buffers.int8.as_ref(), rows, dims.width())?;
         let args = [
-            buffers.out.into(),
-            check.holds::<f32>("gate", buffers.gate, rows * dims.value_heads * dims.head_dim)?,
-            check.holds::<f32>("norm weight", layer.norm, dims.head_dim)?,
-            check.number("head width", dims.head_dim)?.into(),
+            step.out()?,
+            step.output_gate()?,
+            step.norm_weight()?,
+            codes,
+            scales,
+            check.number("heads", heads)?.into(),
             dims.epsilon.into(),
         ];
-        let blocks = check.number("heads", rows * dims.value_heads)?;
-        let launch = Launch::linear(blocks, head_block(dims.head_dim));
-        queue(stream, &self.delta_net.delta_gated_norm, launch, &args)
+        let lanes = (dims.head_dim / 4).min(MAX_NORM_LANES);
+        let blocks = check.number("heads", (heads * lanes).div_ceil(FINISH_BLOCK))?;
+        let Entries { delta_finish_32, delta_finish_64, delta_finish_128, delta_finish_256, .. } =
+            &self.delta_net;
+        let function = [delta_finish_32, delta_finish_64, delta_finish_128, delta_finish_256][dims.kernel()];
+        queue(stream, function, Launch::linear(blocks, FINISH_BLOCK as u32), &args)
     }
 }
 
-/// Threads of a block that works on one head: whole waves of either size.
-fn head_block(head_dim: usize) -> u32 {
-    (head_dim as u32).next_multiple_of(64)
-}
+/// Arguments that several kernels take.
+impl Step<'_> {
+    fn inputs(&self) -> Result<Arg, LaunchError> {
+        let channels = self.layer.dims.channels();
+        self.check.holds::<f32>("convolution inputs", self.buffers.qkv, self.rows * channels)
+    }
 
-impl Entries {
-    fn rule(&self, head_dim: usize) -> &Function {
-        match head_dim {
-            32 => &self.delta_rule_32,
-            64 => &self.delta_rule_64,
-            128 => &self.delta_rule_128,
-            _ => &self.delta_rule_256,
-        }
+    fn conv_weights(&self) -> Result<Arg, LaunchError> {
+        let DeltaNetDims { taps, .. } = self.layer.dims;
+        let values = self.layer.dims.channels() * taps;
+        self.check.holds::<f32>("convolution weights", self.layer.conv, values)
+    }
+
+    /// Inputs of decay and strength, then rates and biases of the decay.
+    fn gate_args(&self) -> Result<[Arg; 4], LaunchError> {
+        let (check, heads) = (self.check, self.layer.dims.value_heads);
+        Ok([
+            check.holds::<f32>("decay inputs", self.buffers.alpha, self.rows * heads)?,
+            check.holds::<f32>("strength inputs", self.buffers.beta, self.rows * heads)?,
+            check.holds::<f32>("decay rates", self.layer.decay, heads)?,
+            check.holds::<f32>("time step biases", self.layer.dt_bias, heads)?,
+        ])
+    }
+
+    fn fact_args(&self) -> Result<[Arg; 2], LaunchError> {
+        Ok([
+            self.check.holds::<RowMeta>("row facts", self.buffers.row_meta, self.rows)?,
+            self.check.holds::<SpanMeta>("span facts", self.buffers.span_meta, self.spans)?,
+        ])
+    }
+
+    fn output_gate(&self) -> Result<Arg, LaunchError> {
+        self.check.holds::<f32>("gate", self.buffers.gate, self.rows * self.layer.dims.width())
+    }
+
+    fn norm_weight(&self) -> Result<Arg, LaunchError> {
+        self.check.holds::<f32>("norm weight", self.layer.norm, self.layer.dims.head_dim)
+    }
+
+    fn out(&self) -> Result<Arg, LaunchError> {
+        self.check.holds::<f32>("out", self.buffers.out, self.rows * self.layer.dims.width())
     }
 }

@@ -1,22 +1,47 @@
 //! Products of weight matrices with the rows of a step, and embedding rows.
 
 use super::{Check, Kernels, LaunchError, Loader, optional, queue};
-use crate::hip::{Arg, DeviceSlice, Function, Launch, Stream};
+use crate::hip::{Arg, DeviceSlice, Function, Launch, Module, Stream};
 use spillway_kernels::device_layout::{CELL_COLS, DeviceLayout, TILE_ROWS};
 use spillway_kernels::formats::{Format, FormatError};
 
-/// Rows of inputs that one launch shape of the row-by-row kernels takes.
-const GROUPS: [usize; 4] = [1, 2, 4, 8];
-/// Threads of a row-by-row product: [`TILE_ROWS`] rows by 16 slices of the columns.
-const BLOCK: u32 = 256;
-/// Rows, tokens and threads of a block of the kernels for many tokens.
-const GEMM_ROWS: usize = 64;
-const GEMM_TOKENS: usize = 128;
-const GEMM_BLOCK: u32 = 256;
-/// Tokens from which matrix units beat passes over the weights.
-const GEMM_MIN: usize = 24;
+/// Matrices of one launch: the parameters of the kernels in `kernels/hip/matmul.h`.
+const MAX_PARTS: usize = 4;
+/// Launch shapes of the row-by-row kernels: tokens and tiles of a block.
+const GROUPS: [(usize, usize); 4] = [(1, 1), (2, 1), (4, 2), (8, 2)];
+/// Threads of a block of theirs: [`TILE_ROWS`] rows by 16 slices of the columns, or by half as many groups of slices.
+pub(super) const BLOCKS: [u32; 2] = [256, 128];
+/// Launch shapes of the kernels for few tokens on matrix units (few.h).
+const FEW: [(usize, usize); 2] = [(8, 2), (16, 2)];
+/// Rows and tokens of a block of the kernels for many tokens: `Few` and `Many` of gemm.h; the latter of gemm_floats.h too.
+const SMALL: (usize, usize) = (32, 16);
+const LARGE: (usize, usize) = (128, 64);
+/// Tokens from which matrix units beat row-by-row products of quantised weights, and from which they go through shared memory.
+const FEW_MIN: usize = 5;
+const SMALL_MIN: usize = 17;
+/// Tokens from which large blocks can be worth it.
+const LARGE_MIN: usize = 49;
+/// Tokens from which blocks can be worth it for floating-point weights, and are if there is a block for each unit; and from
+/// which they always are.
+const FLOATS_MIN: usize = 24;
+const FLOATS_ALWAYS: usize = 96;
 /// Cells that a thread of the embedding kernel decodes, one each.
 const EMBED_BLOCK: usize = 64;
+
+/// Which kernels multiply; all give the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Products {
+    /// Those that suit the device, the matrices and the number of tokens.
+    Fitting,
+    /// Row by row, in passes over the weights.
+    RowByRow,
+    /// On matrix units straight from memory, 8 or 16 tokens a pass; floating-point weights row by row.
+    FewTokens,
+    /// In small blocks on matrix units; floating-point weights row by row.
+    SmallBlocks,
+    /// In large blocks; quantised weights on matrix units.
+    LargeBlocks,
+}
 
 /// A weight matrix on the device, in the layout of [`DeviceLayout`].
 #[derive(Debug, Clone, Copy)]
@@ -154,31 +179,140 @@ impl Output {
 #[derive(Debug)]
 pub(super) struct Entries {
     /// Row by row, for each of [`GROUPS`].
-    by_group: [Function; GROUPS.len()],
+    by_group: [Kernel; GROUPS.len()],
     embed: Function,
-    /// On matrix units, for quantised formats.
-    gemm: Option<Function>,
+    /// In blocks of [`LARGE`].
+    large: Function,
+    /// For quantised formats.
+    pub quantised: Option<QuantisedEntries>,
+}
+
+/// The kernels that quantised formats alone have.
+#[derive(Debug)]
+pub(super) struct QuantisedEntries {
+    /// On matrix units straight from memory, for each of [`FEW`].
+    few: [Function; FEW.len()],
+    /// In blocks of [`SMALL`].
+    small: Function,
+    /// The first half of a gated MLP.
+    pub gated: Kernel,
+}
+
+/// A kernel that runs in blocks of any of [`BLOCKS`].
+#[derive(Debug)]
+pub(super) struct Kernel {
+    pub function: Function,
+    /// Of a thread.
+    registers: usize,
+}
+
+/// Registers of a compute unit: of NVIDIA's since Kepler and AMD's before RDNA 3, which has more.
+const REGISTERS: usize = 65536;
+
+impl Kernel {
+    fn load(module: &Module, name: &str) -> Result<Self, LaunchError> {
+        let function = module.function(name)?;
+        let registers = function.resources()?.registers as usize;
+        Ok(Self { function, registers })
+    }
+
+    /// The threads of a block for so many blocks. Large blocks have the most loads on their way; but when only small ones
+    /// are all on the device at once, they are done sooner than large ones in turns.
+    pub fn block(&self, blocks: usize, compute_units: usize) -> u32 {
+        let fits = |block: u32| {
+            let resident = REGISTERS / (self.registers.max(1) * block as usize);
+            blocks <= resident * compute_units
+        };
+        BLOCKS.into_iter().find(|block| fits(*block)).unwrap_or(BLOCKS[0])
+    }
 }
 
 impl Entries {
     pub(super) fn load(loader: &Loader<'_>, format: Format) -> Result<Self, LaunchError> {
         let name = format.name().to_lowercase();
         let module = loader.module(&format!("matmul_{name}"))?;
-        let group = |columns: usize| module.function(&format!("matvec_{name}_{columns}"));
+        let group = |(tokens, _): (usize, usize)| Kernel::load(&module, &format!("matvec_{name}_{tokens}"));
+        let few = |(tokens, _): (usize, usize)| module.function(&format!("few_{name}_{tokens}"));
+        let quantised = || -> Result<QuantisedEntries, LaunchError> {
+            Ok(QuantisedEntries {
+                few: [few(FEW[0])?, few(FEW[1])?],
+                small: module.function(&format!("gemm_few_{name}"))?,
+                gated: Kernel::load(&module, &format!("gated_{name}"))?,
+            })
+        };
         Ok(Self {
             by_group: [group(GROUPS[0])?, group(GROUPS[1])?, group(GROUPS[2])?, group(GROUPS[3])?],
             embed: module.function(&format!("embed_{name}"))?,
-            gemm: match format.is_quantised() {
-                true => Some(module.function(&format!("gemm_{name}"))?),
-                false => None,
-            },
+            large: module.function(&format!("gemm_many_{name}"))?,
+            quantised: format.is_quantised().then(quantised).transpose()?,
         })
+    }
+
+    /// The kernel of a kind for a number of tokens.
+    fn choose(&self, products: Products, tokens: usize) -> Choice<'_> {
+        let fitting = |shapes: &[(usize, usize)]| {
+            shapes.iter().position(|(most, _)| *most >= tokens).unwrap_or(shapes.len() - 1)
+        };
+        let fixed = |function, (rows, tokens)| Choice { function, threads: Threads::Most, rows, tokens };
+        match (products, &self.quantised) {
+            (Products::LargeBlocks, _) => fixed(&self.large, LARGE),
+            (Products::SmallBlocks, Some(entries)) => fixed(&entries.small, SMALL),
+            (Products::FewTokens, Some(entries)) => {
+                let shape = fitting(&FEW);
+                let (tokens, tiles) = FEW[shape];
+                fixed(&entries.few[shape], (tiles * TILE_ROWS, tokens))
+            }
+            _ => {
+                let shape = fitting(&GROUPS);
+                let (kernel, (tokens, tiles)) = (&self.by_group[shape], GROUPS[shape]);
+                let threads = Threads::Of(kernel);
+                Choice { function: &kernel.function, threads, rows: tiles * TILE_ROWS, tokens }
+            }
+        }
     }
 }
 
+/// How many threads a block has.
+enum Threads<'e> {
+    /// As many as the kernel allows.
+    Most,
+    /// As many as [`Kernel::block`] says.
+    Of(&'e Kernel),
+}
+
+/// A kernel, its threads, and the rows and tokens of a block.
+struct Choice<'e> {
+    function: &'e Function,
+    threads: Threads<'e>,
+    rows: usize,
+    tokens: usize,
+}
+
 impl Kernels {
-    fn entries(&self, format: Format) -> Result<&Entries, LaunchError> {
+    pub(super) fn entries(&self, format: Format) -> Result<&Entries, LaunchError> {
         self.matmul.get(&format).ok_or(LaunchError::Format { format: format.name() })
+    }
+
+    /// The kernels for matrices with these numbers of rows in one launch: large blocks do less for the same, small ones keep
+    /// more of the device busy.
+    fn products_for(&self, format: Format, mut rows: impl Iterator<Item = usize>, tokens: usize) -> Products {
+        if self.products != Products::Fitting {
+            return self.products;
+        }
+        let mut fills = || {
+            let blocks: usize = rows.by_ref().map(|rows| rows.div_ceil(LARGE.0)).sum();
+            blocks * tokens.div_ceil(LARGE.1) >= self.compute_units
+        };
+        match (format.is_quantised(), tokens) {
+            (true, _) if !self.matrix_units => Products::RowByRow,
+            (true, ..FEW_MIN) => Products::RowByRow,
+            (true, ..SMALL_MIN) => Products::FewTokens,
+            (true, LARGE_MIN..) if fills() => Products::LargeBlocks,
+            (true, _) => Products::SmallBlocks,
+            (false, FLOATS_ALWAYS..) => Products::LargeBlocks,
+            (false, FLOATS_MIN..) if fills() => Products::LargeBlocks,
+            (false, _) => Products::RowByRow,
+        }
     }
 
     /// The product of `weight` with `tokens` rows of inputs.
@@ -193,36 +327,57 @@ impl Kernels {
         tokens: usize,
         output: Output,
     ) -> Result<(), LaunchError> {
-        let check = Check("matmul");
-        let entries = self.entries(weight.format())?;
-        if tokens == 0 || weight.rows == 0 {
+        self.matmuls(stream, &[(*weight, output)], inputs, tokens)
+    }
+
+    /// The products of matrices of one format with the same inputs, each to its own output: as few launches as possible,
+    /// since a small matrix alone leaves most of a device idle.
+    ///
+    /// # Errors
+    /// See [`Kernels::matmul`]; matrices of different formats.
+    pub fn matmuls(
+        &self,
+        stream: &Stream,
+        products: &[(Matrix, Output)],
+        inputs: Inputs,
+        tokens: usize,
+    ) -> Result<(), LaunchError> {
+        let Some((first, _)) = products.first() else { return Ok(()) };
+        if tokens == 0 {
             return Ok(());
         }
-        let (x, scales) = weight.check_inputs(check, inputs, tokens)?;
-        let args = [
-            weight.data.into(),
-            x,
-            scales,
-            check.holds::<f32>("out", output.to, tokens * weight.rows)?,
-            optional(output.bias.map(|bias| check.holds::<f32>("bias", bias, weight.rows)).transpose()?),
-            check.number("rows", weight.rows)?.into(),
-            check.number("columns", weight.cols())?.into(),
-            check.number("tokens", tokens)?.into(),
-            u32::from(output.add).into(),
-        ];
-        let (function, threads, rows, columns) = match &entries.gemm {
-            Some(gemm) if self.matrix_units && tokens >= GEMM_MIN => {
-                (gemm, GEMM_BLOCK, GEMM_ROWS, GEMM_TOKENS)
+        let entries = self.entries(first.format())?;
+        let check = Check("matmul");
+        for products in products.chunks(MAX_PARTS) {
+            let rows_of = products.iter().map(|(weight, _)| weight.rows);
+            let kind = self.products_for(first.format(), rows_of, tokens);
+            let Choice { function, threads, rows, tokens: columns } = entries.choose(kind, tokens);
+            let token_blocks = check.number("tokens", tokens.div_ceil(columns))?;
+            let mut parts = [Arg::from([0; 4]); MAX_PARTS];
+            let mut row_blocks = 0;
+            for (part, (weight, output)) in parts.iter_mut().zip(products) {
+                check.rule(
+                    weight.is_like(first),
+                    "format or columns of a group",
+                    weight.cols(),
+                    "the same for all",
+                )?;
+                *part = output.part(check, weight, tokens)?;
+                row_blocks += weight.rows.div_ceil(rows);
             }
-            _ => {
-                let group = GROUPS.iter().position(|group| *group >= tokens).unwrap_or(GROUPS.len() - 1);
-                (&entries.by_group[group], BLOCK, TILE_ROWS, GROUPS[group])
-            }
-        };
-        let row_blocks = check.number("rows", weight.rows.div_ceil(rows))?;
-        let token_blocks = check.number("tokens", tokens.div_ceil(columns))?;
-        let launch = Launch { grid: [row_blocks, token_blocks, 1], block: threads, shared_bytes: 0 };
-        queue(stream, function, launch, &args)
+            let (x, scales) = first.check_inputs(check, inputs, tokens)?;
+            let [columns, tokens] =
+                [check.number("columns", first.cols())?, check.number("tokens", tokens)?].map(Arg::from);
+            let [a, b, c, d] = parts;
+            let block = match threads {
+                Threads::Most => function.max_threads(),
+                Threads::Of(kernel) => kernel.block(row_blocks * token_blocks as usize, self.compute_units),
+            };
+            let grid = [check.number("rows", row_blocks)?, token_blocks, 1];
+            let args = [x, scales, columns, tokens, a, b, c, d];
+            queue(stream, function, Launch { grid, block, shared_bytes: 0 }, &args)?;
+        }
+        Ok(())
     }
 
     /// `out[i]` = row `ids[i]` (u32) of `table`, decoded: the residual rows of tokens.
@@ -254,9 +409,38 @@ impl Kernels {
     }
 }
 
+impl Output {
+    /// `struct MatrixPart` of `kernels/hip/matmul.h`.
+    fn part(&self, check: Check, weight: &Matrix, tokens: usize) -> Result<Arg, LaunchError> {
+        check.holds::<f32>("out", self.to, tokens * weight.rows)?;
+        if let Some(bias) = self.bias {
+            check.holds::<f32>("bias", bias, weight.rows)?;
+        }
+        let rows = check.number("rows", weight.rows)?;
+        let flags = u64::from(rows) | u64::from(self.add) << 32;
+        Ok([weight.data.address(), self.to.address(), self.bias.map_or(0, DeviceSlice::address), flags]
+            .into())
+    }
+}
+
 impl Matrix {
+    /// Whether one launch can multiply both: the same format and inputs.
+    pub(super) fn is_like(&self, other: &Matrix) -> bool {
+        (self.format(), self.cols()) == (other.format(), other.cols())
+    }
+
+    /// The weights as an argument.
+    pub(super) fn data(&self) -> Arg {
+        self.data.into()
+    }
+
     /// The two input arguments: codes and their scales, or values and nothing.
-    fn check_inputs(&self, check: Check, inputs: Inputs, tokens: usize) -> Result<(Arg, Arg), LaunchError> {
+    pub(super) fn check_inputs(
+        &self,
+        check: Check,
+        inputs: Inputs,
+        tokens: usize,
+    ) -> Result<(Arg, Arg), LaunchError> {
         match (inputs, self.format().is_quantised()) {
             (Inputs::Int8(rows), true) => {
                 check.rule(

@@ -16,14 +16,18 @@
 mod attention;
 mod delta_net;
 mod error;
+mod gated;
 mod matmul;
 mod rows;
 
-pub use attention::{Attention, AttentionBuffers, KvCache, KvElement, PARTITION};
+pub use attention::{
+    Attention, AttentionBuffers, HeadSteps, Heads, KvCache, KvElement, MAX_ALONE, PARTITION, StepSize,
+};
 pub use delta_net::{DeltaNet, DeltaNetBuffers, DeltaNetDims};
 pub use error::LaunchError;
-pub use matmul::{Inputs, Int8Rows, Matrix, Output};
-pub use rows::{Pairing, Rope};
+pub use gated::GatedBuffers;
+pub use matmul::{Inputs, Int8Rows, Matrix, Output, Products};
+pub use rows::{Norm, NormRows, Pairing, Rope};
 
 use crate::compile::{Arch, KernelCompiler};
 use crate::hip::{Arg, Device, DeviceSlice, Function, Launch, Module, Stream};
@@ -65,10 +69,14 @@ pub struct Kernels {
     residual: rows::ResidualEntries,
     argmax: rows::ArgmaxEntries,
     attention: attention::Entries,
+    attention_tiles: attention::Tiles,
     delta_net: delta_net::Entries,
+    delta_step: delta_net::StepEntries,
     matmul: BTreeMap<Format, matmul::Entries>,
+    gated: gated::Entries,
     compute_units: usize,
     matrix_units: bool,
+    products: Products,
 }
 
 impl Kernels {
@@ -88,18 +96,28 @@ impl Kernels {
             residual: rows::ResidualEntries::load(&loader)?,
             argmax: rows::ArgmaxEntries::load(&loader)?,
             attention: attention::Entries::load(&loader)?,
+            attention_tiles: attention::Tiles::load(&loader)?,
             delta_net: delta_net::Entries::load(&loader)?,
+            delta_step: delta_net::StepEntries::load(&loader)?,
             matmul: matmul.collect::<Result<_, LaunchError>>()?,
+            gated: gated::Entries::load(&loader)?,
             compute_units: device.info().compute_units as usize,
             matrix_units,
+            products: Products::Fitting,
         })
     }
 
-    /// The same with or without the kernels for matrix units, whatever the device has: results are the same bits. For
-    /// tests and measurements.
+    /// The same with or without the kernels for matrix units, whatever the device has. Products are the same bits; attention
+    /// on matrix units rounds queries and weights to f16. For tests and measurements.
     #[must_use]
     pub fn with_matrix_units(self, matrix_units: bool) -> Self {
         Self { matrix_units, ..self }
+    }
+
+    /// The same with these kernels for products, whatever the device has: for tests and measurements.
+    #[must_use]
+    pub fn with_products(self, products: Products) -> Self {
+        Self { products, ..self }
     }
 }
 
@@ -157,6 +175,14 @@ impl Check {
             return Err(LaunchError::Size { operation: self.0, what, got: slice.len(), want });
         }
         Ok(slice.into())
+    }
+
+    /// Codes and scales of an 8-bit form of `rows` rows of `cols`, or nothing.
+    fn int8(self, form: Option<&Int8Rows>, rows: usize, cols: usize) -> Result<[Arg; 2], LaunchError> {
+        let Some(form) = form else { return Ok([optional(None), optional(None)]) };
+        self.rule(form.cols() == cols, "columns of the 8-bit form", form.cols(), "those of the rows")?;
+        self.rule(form.rows() >= rows, "rows of the 8-bit form", form.rows(), "as many as are written")?;
+        Ok([form.codes().into(), form.scales().into()])
     }
 
     /// A dimension as kernels take it.

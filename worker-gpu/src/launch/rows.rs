@@ -1,10 +1,9 @@
 //! Operations on rows and elements: no matrices, no state.
 
-use super::{Check, Int8Rows, Kernels, LaunchError, entries, queue};
+use super::{Check, Int8Rows, Kernels, LaunchError, entries, optional, queue};
 use crate::hip::{DeviceSlice, Launch, Stream};
-use spillway_kernels::device_layout::CELL_COLS;
 
-entries!(Entries: "rows" { silu_mul, sigmoid_mul, split_heads, gather_rows, rope_halves, rope_adjacent });
+entries!(Entries: "rows" { silu_mul, sigmoid_mul, split_heads, rope_halves, rope_adjacent });
 entries!(QuantizeEntries: "quantize_rows" { quantize_rows });
 entries!(NormEntries: "rms_norm" { rms_norm });
 entries!(ResidualEntries: "residual_add" { residual_add });
@@ -12,8 +11,12 @@ entries!(ArgmaxEntries: "argmax" { argmax });
 
 /// Threads of a block that works on elements.
 const BLOCK: usize = 256;
-/// Width from which a norm takes a full block per row; below, one wave or two. Part of the order of its sum.
-const WIDE: usize = 512;
+/// Neighbouring values that a thread takes together.
+pub(super) const QUAD: usize = 4;
+/// Values that a thread of a norm keeps in registers, and the fewest and most threads of its block. Parts of the order of its
+/// sum.
+const NORM_KEPT: usize = 2 * QUAD;
+const NORM_BLOCKS: [usize; 2] = [64, 1024];
 
 /// Which dimensions of the rotated part form a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +41,7 @@ pub struct Rope {
 }
 
 /// Blocks of [`BLOCK`] threads over `count` elements.
-fn over(check: Check, count: usize) -> Result<Launch, LaunchError> {
+pub(super) fn over(check: Check, count: usize) -> Result<Launch, LaunchError> {
     Ok(Launch::linear(check.number("elements", count.div_ceil(BLOCK))?, BLOCK as u32))
 }
 
@@ -48,36 +51,62 @@ fn over_rows(check: Check, width: usize, rows: usize) -> Result<Launch, LaunchEr
     Ok(Launch { grid, block: BLOCK as u32, shared_bytes: 0 })
 }
 
+/// A norm of rows: `out[row] = x[row] / sqrt(mean(x[row]^2) + epsilon) * weight`.
+#[derive(Debug, Clone, Copy)]
+pub struct Norm {
+    /// One f32 per column.
+    pub weight: DeviceSlice,
+    /// Columns.
+    pub width: usize,
+    /// Added to the mean.
+    pub epsilon: f32,
+}
+
+/// Where a norm's rows come from and go to.
+#[derive(Debug, Clone, Copy)]
+pub struct NormRows {
+    /// Number of rows that are written. Rows may be heads: tokens times heads of them.
+    pub count: usize,
+    /// Source, f32.
+    pub x: DeviceSlice,
+    /// Which row of `x` each row is (u32 on the device); all of them in order without.
+    pub indices: Option<DeviceSlice>,
+    /// Destination, f32; may be `x` when there are no indices.
+    pub out: DeviceSlice,
+    /// Where to write the 8-bit form of the result as well.
+    pub int8: Option<Int8Rows>,
+}
+
 impl Kernels {
-    /// `out[row] = x[row] / sqrt(mean(x[row]^2) + epsilon) * weight`; `out` may be `x`. Rows may be heads: the norm of query
-    /// and key heads is this one with `width` = head width and `rows` = tokens times heads.
+    /// Norms rows.
     ///
     /// # Errors
     /// [`LaunchError`]: memory smaller than the dimensions say, or a launch that fails. So for all operations.
-    #[expect(clippy::too_many_arguments, reason = "operands and dimensions of one formula")]
-    pub fn rms_norm(
-        &self,
-        stream: &Stream,
-        x: DeviceSlice,
-        weight: DeviceSlice,
-        out: DeviceSlice,
-        rows: usize,
-        width: usize,
-        epsilon: f32,
-    ) -> Result<(), LaunchError> {
+    pub fn rms_norm(&self, stream: &Stream, norm: &Norm, rows: &NormRows) -> Result<(), LaunchError> {
         let check = Check("rms_norm");
-        if rows == 0 {
+        let &Norm { weight, width, epsilon } = norm;
+        if rows.count == 0 {
             return Ok(());
         }
+        let values = rows.count * width;
+        let (x, indices) = match rows.indices {
+            Some(indices) => (rows.x.into(), Some(check.holds::<u32>("row numbers", indices, rows.count)?)),
+            None => (check.holds::<f32>("x", rows.x, values)?, None),
+        };
+        let [codes, scales] = check.int8(rows.int8.as_ref(), rows.count, width)?;
         let args = [
-            check.holds::<f32>("x", x, rows * width)?,
+            x,
+            optional(indices),
             check.holds::<f32>("weight", weight, width)?,
-            check.holds::<f32>("out", out, rows * width)?,
+            check.holds::<f32>("out", rows.out, values)?,
+            codes,
+            scales,
             check.number("width", width)?.into(),
             epsilon.into(),
         ];
-        let block = if width >= WIDE { 256 } else { 64 };
-        queue(stream, &self.norm.rms_norm, Launch::linear(check.number("rows", rows)?, block), &args)
+        let [least, most] = NORM_BLOCKS;
+        let block = width.div_ceil(NORM_KEPT).next_multiple_of(least).min(most) as u32;
+        queue(stream, &self.norm.rms_norm, Launch::linear(check.number("rows", rows.count)?, block), &args)
     }
 
     /// `dst[i] += src[i]`.
@@ -139,7 +168,7 @@ impl Kernels {
             check.holds::<f32>("source", src, count)?,
             check.number("elements", count)?.into(),
         ];
-        queue(stream, function, over(check, count)?, &args)
+        queue(stream, function, over(check, count.div_ceil(QUAD))?, &args)
     }
 
     /// `src` holds per head `[first | second]`, each `head_dim` wide; copies them apart. `heads` counts those of all rows.
@@ -168,32 +197,6 @@ impl Kernels {
             check.number("elements", count)?.into(),
         ];
         queue(stream, &self.rows.split_heads, over(check, count)?, &args)
-    }
-
-    /// `out[i] = src[indices[i]]`, rows of `width` f32; `indices` are u32 on the device.
-    ///
-    /// # Errors
-    /// See [`Kernels::rms_norm`].
-    pub fn gather_rows(
-        &self,
-        stream: &Stream,
-        src: DeviceSlice,
-        indices: DeviceSlice,
-        out: DeviceSlice,
-        rows: usize,
-        width: usize,
-    ) -> Result<(), LaunchError> {
-        let check = Check("gather_rows");
-        if rows == 0 {
-            return Ok(());
-        }
-        let args = [
-            src.into(),
-            check.holds::<u32>("row numbers", indices, rows)?,
-            check.holds::<f32>("out", out, rows * width)?,
-            check.number("width", width)?.into(),
-        ];
-        queue(stream, &self.rows.gather_rows, over_rows(check, width, rows)?, &args)
     }
 
     /// Rotates every head of `buf`, `[rows, heads * head_dim]`, in place.
@@ -235,17 +238,17 @@ impl Kernels {
     /// See [`Kernels::rms_norm`]; columns that are no multiple of 32.
     pub fn quantize_rows(&self, stream: &Stream, x: DeviceSlice, out: &Int8Rows) -> Result<(), LaunchError> {
         let check = Check("quantize_rows");
-        let cells = out.rows() * out.cols() / CELL_COLS;
-        if cells == 0 {
+        let quads = out.rows() * out.cols() / QUAD;
+        if quads == 0 {
             return Ok(());
         }
         let args = [
             check.holds::<f32>("x", x, out.rows() * out.cols())?,
             out.codes().into(),
             out.scales().into(),
-            check.number("cells", cells)?.into(),
+            check.number("quads", quads)?.into(),
         ];
-        queue(stream, &self.quantize.quantize_rows, over(check, cells * CELL_COLS)?, &args)
+        queue(stream, &self.quantize.quantize_rows, over(check, quads)?, &args)
     }
 
     /// `out[row]` (u32) is where `x[row]`, `width` f32, is largest; the first such place.

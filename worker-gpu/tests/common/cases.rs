@@ -1,10 +1,12 @@
 //! What every device must compute. Run on the emulated device in all its variants, and on real ones.
 
 use super::numbers::{Numbers, ulps};
-use super::{Bench, PRELUDE_CHECK, operations, products};
+use super::{Bench, PRELUDE_CHECK, attention, delta_net, operations, products};
 use crate::args;
 use half::{bf16, f16};
 use spillway_worker_gpu::hip::Launch;
+use spillway_worker_gpu::launch::{Int8Rows, Norm, NormRows};
+use std::ops::Range;
 
 /// Computes on a device and checks the results.
 pub type Case = fn(&Bench<'_>);
@@ -14,15 +16,23 @@ pub const ALL: &[(&str, Case)] = &[
     ("residual_add", residual_add),
     ("rms_norm", rms_norm),
     ("rms_norm_is_batch_invariant", rms_norm_is_batch_invariant),
+    ("rms_norm_picks_and_quantises", rms_norm_picks_and_quantises),
     ("rows", operations::rows),
     ("quantize_rows", products::quantize_rows),
     ("argmax", operations::argmax),
     ("matmul", products::matmul),
     ("gemm", products::gemm),
     ("matmul_outputs", products::matmul_outputs),
+    ("matmul_groups", products::matmul_groups),
+    ("silu_quantize", products::silu_quantize),
+    ("gated", products::gated),
     ("embed_rows", products::embed_rows),
-    ("attention", operations::attention),
-    ("delta_net", operations::delta_net),
+    ("attention", attention::attention),
+    ("attention_tiles", attention::attention_tiles),
+    ("attention_is_chunk_invariant", attention::attention_is_chunk_invariant),
+    ("attention_prepares_heads", attention::attention_prepares_heads),
+    ("delta_net", delta_net::delta_net),
+    ("delta_net_is_chunk_invariant", delta_net::delta_net_is_chunk_invariant),
     ("exp_and_log", exp_and_log),
     ("exp2_fast", exp2_fast),
     ("half_formats", half_formats),
@@ -44,35 +54,33 @@ fn residual_add(bench: &Bench<'_>) {
     assert_eq!(bench.download::<f32>(&on_device), expected);
 }
 
-fn rms_norm_rows(bench: &Bench<'_>, x: &[f32], weight: &[f32], block: u32, epsilon: f32) -> Vec<f32> {
-    let rows = (x.len() / weight.len()) as u32;
+fn rms_norm_rows(bench: &Bench<'_>, x: &[f32], weight: &[f32], epsilon: f32) -> Vec<f32> {
     let (input, weights, output) = (bench.upload(x), bench.upload(weight), bench.empty::<f32>(x.len()));
-    let kernel = bench.kernel("rms_norm");
-    bench.launch(
-        &kernel,
-        Launch::linear(rows, block),
-        args![&input, &weights, &output, weight.len() as u32, epsilon],
-    );
+    let norm = Norm { weight: weights.slice(), width: weight.len(), epsilon };
+    let rows = NormRows {
+        count: x.len() / weight.len(),
+        x: input.slice(),
+        indices: None,
+        out: output.slice(),
+        int8: None,
+    };
+    bench.kernels().rms_norm(&bench.stream, &norm, &rows).unwrap();
     bench.download(&output)
 }
 
+/// Rows of any width: of odd ones, of few and many waves, and of more than a block keeps in registers.
 fn rms_norm(bench: &Bench<'_>) {
     let mut numbers = Numbers::new(2);
     let epsilon = 1e-6f32;
-    for width in [1, 31, 64, 1000, 4096] {
+    for width in [1, 31, 64, 1000, 4096, 5122, 9000] {
         let (x, weight) = (numbers.units(3 * width), numbers.units(width));
-        for block in [bench.wave(), 256, 1024] {
-            let got = rms_norm_rows(bench, &x, &weight, block, epsilon);
-            for (row, got) in x.chunks(width).zip(got.chunks(width)) {
-                let mean = row.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / width as f64;
-                let scale = 1.0 / (mean + f64::from(epsilon)).sqrt();
-                for ((v, w), got) in row.iter().zip(&weight).zip(got) {
-                    let exact = f64::from(*v) * scale * f64::from(*w);
-                    assert!(
-                        (f64::from(*got) - exact).abs() <= 4e-7 * exact.abs(),
-                        "width {width} block {block}"
-                    );
-                }
+        let got = rms_norm_rows(bench, &x, &weight, epsilon);
+        for (row, got) in x.chunks(width).zip(got.chunks(width)) {
+            let mean = row.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / width as f64;
+            let scale = 1.0 / (mean + f64::from(epsilon)).sqrt();
+            for ((v, w), got) in row.iter().zip(&weight).zip(got) {
+                let exact = f64::from(*v) * scale * f64::from(*w);
+                assert!((f64::from(*got) - exact).abs() <= 4e-7 * exact.abs(), "width {width}");
             }
         }
     }
@@ -82,9 +90,36 @@ fn rms_norm(bench: &Bench<'_>) {
 fn rms_norm_is_batch_invariant(bench: &Bench<'_>) {
     let mut numbers = Numbers::new(3);
     let (x, weight) = (numbers.units(5 * 777), numbers.units(777));
-    let together = rms_norm_rows(bench, &x, &weight, 256, 1e-5);
+    let together = rms_norm_rows(bench, &x, &weight, 1e-5);
     for (row, expected) in x.chunks(777).zip(together.chunks(777)) {
-        assert_eq!(rms_norm_rows(bench, row, &weight, 256, 1e-5), expected);
+        assert_eq!(rms_norm_rows(bench, row, &weight, 1e-5), expected);
+    }
+}
+
+/// Picked rows, and the 8-bit form beside the values, are the bits of the separate operations.
+fn rms_norm_picks_and_quantises(bench: &Bench<'_>) {
+    let mut numbers = Numbers::new(9);
+    for width in [96, 9 * 1024] {
+        let (x, weight) = (numbers.units(4 * width), numbers.units(width));
+        let normed = rms_norm_rows(bench, &x, &weight, 1e-5);
+        let picked = [&normed[2 * width..3 * width], &normed[..width]].concat();
+        let (input, weights, indices) = (bench.upload(&x), bench.upload(&weight), bench.upload(&[2u32, 0]));
+        let forms = [(); 2].map(|()| bench.empty::<u8>(Int8Rows::bytes_for(2, width)));
+        let [int8, separate] = forms.each_ref().map(|form| Int8Rows::new(form.slice(), 2, width).unwrap());
+        let output = bench.empty::<f32>(2 * width);
+        let norm = Norm { weight: weights.slice(), width, epsilon: 1e-5 };
+        let rows = NormRows {
+            count: 2,
+            x: input.slice(),
+            indices: Some(indices.slice()),
+            out: output.slice(),
+            int8: Some(int8),
+        };
+        bench.kernels().rms_norm(&bench.stream, &norm, &rows).unwrap();
+        assert_eq!(bench.download::<f32>(&output), picked);
+        bench.kernels().quantize_rows(&bench.stream, output.slice(), &separate).unwrap();
+        let [together, separate] = forms.each_ref().map(|form| bench.download::<u8>(form));
+        assert!(together == separate, "width {width}");
     }
 }
 
@@ -233,7 +268,7 @@ fn mma(bench: &Bench<'_>) {
     let mut small =
         |n: usize, range: i32| -> Vec<i32> { (0..n).map(|_| numbers.bits() as i32 % range).collect() };
     let (a, b, c) = (small(256, 32), small(256, 32), small(256, 1000));
-    let (a8, b8, c8) = (small(512, 128), small(512, 128), small(256, 100_000));
+    let (a8, b8) = (small(512, 128), small(512, 128));
     let halves = |v: &[i32]| -> Vec<u16> { v.iter().map(|v| f16::from_f32(*v as f32).to_bits()).collect() };
     let bytes = |v: &[i32]| -> Vec<i8> { v.iter().map(|v| *v as i8).collect() };
     let floats: Vec<f32> = c.iter().map(|v| *v as f32).collect();
@@ -244,19 +279,29 @@ fn mma(bench: &Bench<'_>) {
         bench.empty::<f32>(256),
         bench.upload(&bytes(&a8)),
         bench.upload(&bytes(&b8)),
-        bench.upload(&c8),
-        bench.empty::<i32>(256),
+        bench.empty::<i32>(3 * 256),
     ];
     let args: Vec<_> = buffers.iter().map(|buffer| buffer.slice().into()).collect();
     bench.launch(&bench.function(&PRELUDE_CHECK, "check_mma"), Launch::linear(1, bench.wave()), &args);
-    let (d, d8) = (bench.download::<f32>(&buffers[3]), bench.download::<i32>(&buffers[7]));
-    let product = |a: &[i32], b: &[i32], depth: usize, row: usize, column: usize| -> i32 {
-        (0..depth).map(|k| a[row * depth + k] * b[column * depth + k]).sum()
-    };
-    for (row, column) in (0..256).map(|i| (i / 16, i % 16)) {
-        let at = row * 16 + column;
-        assert_eq!(d[at], (product(&a, &b, 16, row, column) + c[at]) as f32, "f16 {row} {column}");
-        assert_eq!(d8[at], product(&a8, &b8, 32, row, column) + c8[at], "int8 {row} {column}");
+    let (d, d8) = (bench.download::<f32>(&buffers[3]), bench.download::<i32>(&buffers[6]));
+    let product =
+        |a: &[i32], b: &[i32], depth: usize, (row, column): (usize, usize), of: Range<usize>| -> i32 {
+            of.map(|k| a[row * depth + k] * b[column * depth + k]).sum()
+        };
+    for at in 0..256 {
+        let place = (at / 16, at % 16);
+        assert_eq!(d[at], (product(&a, &b, 16, place, 0..16) + c[at]) as f32, "f16 {place:?}");
+        for (n, (start, of)) in [(1000, 0..32), (-5, 0..16), (7, 16..32)].into_iter().enumerate() {
+            let expected = start + product(&a8, &b8, 32, place, of);
+            assert_eq!(d8[n * 256 + at], expected, "int8 {n} {place:?}");
+        }
+    }
+    let (of, rows, columns) = (bench.upload(&floats[..16]), bench.empty::<f32>(256), bench.empty::<f32>(256));
+    let kernel = bench.function(&PRELUDE_CHECK, "check_mma_facts");
+    bench.launch(&kernel, Launch::linear(1, bench.wave()), args![&of, &rows, &columns]);
+    let (rows, columns) = (bench.download::<f32>(&rows), bench.download::<f32>(&columns));
+    for at in 0..256 {
+        assert_eq!((rows[at], columns[at]), (floats[at / 16], floats[at % 16]), "{at}");
     }
 }
 

@@ -4,10 +4,13 @@
 #![allow(clippy::cast_possible_truncation, reason = "test data is small, or cut on purpose")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a step that fails is a test that fails")]
 
+pub mod attention;
 pub mod cases;
+pub mod delta_net;
 pub mod numbers;
 pub mod operations;
 pub mod products;
+pub mod speed;
 
 use bytemuck::Pod;
 use spillway_kernels::formats::Format;
@@ -35,6 +38,7 @@ pub const PRELUDE_CHECK: DeviceSource<'static> = DeviceSource {
         "check_block",
         "check_dot4",
         "check_mma",
+        "check_mma_facts",
     ],
 };
 pub const PLANTED_FAULTS: DeviceSource<'static> = DeviceSource {

@@ -2,16 +2,11 @@
 
 use super::numbers::Numbers;
 use super::{Bench, cpu};
-use spillway_kernels::ops::attention::{AttentionDims, AttentionRows, AttentionScratch, KvDims, KvSpan};
-use spillway_kernels::ops::deltanet::{DeltaNetRows, DeltaNetScratch, RecurrentState, StateSpan};
-use spillway_kernels::ops::{self, RopePairing, RopeTable};
+use spillway_kernels::ops::{RopePairing, RopeTable};
 use spillway_worker_gpu::hip::DeviceBuffer;
-use spillway_worker_gpu::launch::{
-    Attention, AttentionBuffers, DeltaNet, DeltaNetBuffers, DeltaNetDims, KvCache, KvElement, Pairing, Rope,
-    RowMeta, SpanMeta,
-};
+use spillway_worker_gpu::launch::{Pairing, Rope, RowMeta, SpanMeta};
 
-fn close(what: &str, got: &[f32], expected: &[f32], tolerance: f32) {
+pub fn close(what: &str, got: &[f32], expected: &[f32], tolerance: f32) {
     assert_eq!(got.len(), expected.len(), "{what}");
     for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
         let allowed = tolerance * expected.abs().max(1.0);
@@ -19,12 +14,12 @@ fn close(what: &str, got: &[f32], expected: &[f32], tolerance: f32) {
     }
 }
 
-/// Activations, head splitting and gathering.
+/// Activations and head splitting.
 pub fn rows(bench: &Bench<'_>) {
     let (pool, _, cpu) = cpu();
     let (kernels, stream) = (bench.kernels(), &bench.stream);
     let mut numbers = Numbers::new(30);
-    let n = 1000;
+    let n = 1002; // neither whole quads nor whole blocks
     let (a, b): (Vec<f32>, _) = (numbers.units(n).iter().map(|v| v * 20.0).collect(), numbers.units(n));
     let [left, right] = [&a, &b].map(|values| bench.upload(values));
     kernels.silu_mul(stream, left.slice(), right.slice(), n).unwrap();
@@ -40,14 +35,10 @@ pub fn rows(bench: &Bench<'_>) {
 
     let (first, second) = (bench.empty::<f32>(n / 2), bench.empty::<f32>(n / 2));
     let source = bench.upload(&a);
-    kernels.split_heads(stream, source.slice(), first.slice(), second.slice(), n / 40, 20).unwrap();
+    kernels.split_heads(stream, source.slice(), first.slice(), second.slice(), n / 6, 3).unwrap();
     let (mut one, mut two) = (vec![0.0; n / 2], vec![0.0; n / 2]);
-    cpu.split_heads(pool, &a, 20, &mut one, &mut two).unwrap();
+    cpu.split_heads(pool, &a, 3, &mut one, &mut two).unwrap();
     assert_eq!((bench.download::<f32>(&first), bench.download::<f32>(&second)), (one, two));
-
-    let (indices, out) = (bench.upload(&[2u32, 0]), bench.empty::<f32>(600));
-    kernels.gather_rows(stream, source.slice(), indices.slice(), out.slice(), 2, 300).unwrap();
-    assert_eq!(bench.download::<f32>(&out), [&a[600..900], &a[..300]].concat());
     rope(bench);
 }
 
@@ -98,22 +89,22 @@ pub fn argmax(bench: &Bench<'_>) {
 }
 
 /// Sequences of a step: start position, tokens, and their blocks or slot.
-struct Span {
-    start: usize,
-    tokens: usize,
-    blocks: &'static [u32],
-    slot: usize,
+pub struct Span {
+    pub start: usize,
+    pub tokens: usize,
+    pub blocks: &'static [u32],
+    pub slot: usize,
 }
 
 /// The step's facts on the device.
-struct Facts {
-    rows: usize,
-    row_meta: DeviceBuffer,
-    span_meta: DeviceBuffer,
-    tables: DeviceBuffer,
+pub struct Facts {
+    pub rows: usize,
+    pub row_meta: DeviceBuffer,
+    pub span_meta: DeviceBuffer,
+    pub tables: DeviceBuffer,
 }
 
-fn facts(bench: &Bench<'_>, spans: &[Span]) -> Facts {
+pub fn facts(bench: &Bench<'_>, spans: &[Span]) -> Facts {
     let (mut row_meta, mut span_meta, mut tables) = (Vec::new(), Vec::new(), Vec::new());
     for (index, span) in spans.iter().enumerate() {
         let first_row = row_meta.len() as u32;
@@ -131,313 +122,4 @@ fn facts(bench: &Bench<'_>, spans: &[Span]) -> Facts {
         span_meta: bench.upload(&span_meta),
         tables: bench.upload(if tables.is_empty() { &[0] } else { &tables }),
     }
-}
-
-/// One layer's cache on both sides.
-struct AttentionTest {
-    heads: usize,
-    dims: KvDims,
-    scale: f32,
-    element: KvElement,
-}
-
-const BLOCKS: usize = 24;
-
-impl AttentionTest {
-    fn q_width(&self) -> usize {
-        self.heads * self.dims.key_dim
-    }
-    fn out_width(&self) -> usize {
-        self.heads * self.dims.value_dim
-    }
-    fn cache(&self, memory: &DeviceBuffer) -> KvCache {
-        let KvDims { kv_heads, key_dim, value_dim } = self.dims;
-        KvCache::new(self.element, kv_heads, key_dim, value_dim, memory.slice()).unwrap()
-    }
-    fn memory(&self, bench: &Bench<'_>) -> DeviceBuffer {
-        let KvDims { kv_heads, key_dim, value_dim } = self.dims;
-        bench.empty::<u8>(KvCache::bytes_for(self.element, kv_heads, key_dim, value_dim, BLOCKS))
-    }
-    fn cpu_cache(&self) -> ops::attention::KvCache {
-        let element = match self.element {
-            KvElement::F32 => ops::attention::KvElement::F32,
-            KvElement::F16 => ops::attention::KvElement::F16,
-        };
-        ops::attention::KvCache::new(self.dims, BLOCKS, element).unwrap()
-    }
-
-    /// Runs a step on the device. `scratch` is in partitions.
-    fn run(
-        &self,
-        bench: &Bench<'_>,
-        cache: &KvCache,
-        spans: &[Span],
-        x: &Values,
-        scratch: usize,
-    ) -> Vec<f32> {
-        let facts = facts(bench, spans);
-        let [q, k, v, gate] = [&x.q, &x.k, &x.v, &x.gate].map(|values| bench.upload(values));
-        let out = bench.empty::<f32>(facts.rows * self.out_width());
-        let layer = Attention { heads: self.heads, scale: self.scale };
-        let bytes = Attention::scratch_bytes(self.heads, self.dims.value_dim, facts.rows, scratch);
-        let scratch = bench.empty::<u8>(bytes);
-        let buffers = AttentionBuffers {
-            q: q.slice(),
-            k: k.slice(),
-            v: v.slice(),
-            gate: Some(gate.slice()),
-            out: out.slice(),
-            row_meta: facts.row_meta.slice(),
-            tables: facts.tables.slice(),
-            scratch: scratch.slice(),
-        };
-        let context = spans.iter().map(|span| span.start + span.tokens).max().unwrap();
-        bench.kernels().attention(&bench.stream, &layer, cache, &buffers, facts.rows, context).unwrap();
-        bench.download(&out)
-    }
-
-    fn cpu(&self, cache: &mut ops::attention::KvCache, spans: &[Span], x: &Values) -> Vec<f32> {
-        let (pool, _, cpu) = cpu();
-        let mut first_row = 0;
-        let kv_spans: Vec<KvSpan<'_>> = spans
-            .iter()
-            .map(|&Span { start, tokens, blocks, .. }| {
-                first_row += tokens;
-                KvSpan { first_row: first_row - tokens, tokens, start, blocks }
-            })
-            .collect();
-        let mut out = vec![0.0; first_row * self.out_width()];
-        let rows = AttentionRows { q: &x.q, k: &x.k, v: &x.v, gate: Some(&x.gate), out: &mut out };
-        let dims = AttentionDims { heads: self.heads, scale: self.scale };
-        cpu.attention(pool, cache, dims, &kv_spans, rows, &mut AttentionScratch::new()).unwrap();
-        out
-    }
-
-    fn values(&self, numbers: &mut Numbers, rows: usize) -> Values {
-        let kv = self.dims.kv_heads;
-        Values {
-            q: numbers.units(rows * self.q_width()).iter().map(|v| v * 3.0).collect(),
-            k: numbers.units(rows * kv * self.dims.key_dim),
-            v: numbers.units(rows * kv * self.dims.value_dim),
-            gate: numbers.units(rows * self.out_width()),
-        }
-    }
-}
-
-/// Inputs of an attention step.
-struct Values {
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    gate: Vec<f32>,
-}
-
-impl Values {
-    /// One row of them.
-    fn row(&self, test: &AttentionTest, row: usize) -> Self {
-        let part = |values: &[f32], width: usize| values[row * width..(row + 1) * width].to_vec();
-        let kv = test.dims.kv_heads;
-        Self {
-            q: part(&self.q, test.q_width()),
-            k: part(&self.k, kv * test.dims.key_dim),
-            v: part(&self.v, kv * test.dims.value_dim),
-            gate: part(&self.gate, test.out_width()),
-        }
-    }
-}
-
-/// Groups of all sizes, head widths of all kinds, contexts of several partitions, and sequences of mixed lengths.
-pub fn attention(bench: &Bench<'_>) {
-    let mut numbers = Numbers::new(33);
-    for (heads, kv_heads, key_dim, value_dim, element) in [
-        (2, 2, 64, 64, KvElement::F32),
-        (6, 1, 32, 32, KvElement::F16),
-        (4, 2, 128, 128, KvElement::F16),
-        (9, 1, 24, 40, KvElement::F32),
-    ] {
-        let dims = KvDims { kv_heads, key_dim, value_dim };
-        let test = AttentionTest { heads, dims, scale: 1.0 / (key_dim as f32).sqrt(), element };
-        let (memory, mut cpu_cache) = (test.memory(bench), test.cpu_cache());
-        let cache = test.cache(&memory);
-        // A prompt over two blocks beside a short one, then both go on.
-        let steps: [[Span; 2]; 2] = [
-            [
-                Span { start: 0, tokens: 37, blocks: &[5, 2], slot: 0 },
-                Span { start: 0, tokens: 3, blocks: &[9], slot: 1 },
-            ],
-            [
-                Span { start: 37, tokens: 1, blocks: &[5, 2], slot: 0 },
-                Span { start: 3, tokens: 2, blocks: &[9], slot: 1 },
-            ],
-        ];
-        for spans in &steps {
-            let rows = spans.iter().map(|span| span.tokens).sum();
-            let x = test.values(&mut numbers, rows);
-            let got = test.run(bench, &cache, spans, &x, 0);
-            close("attention", &got, &test.cpu(&mut cpu_cache, spans, &x), 2e-5);
-        }
-    }
-    long_attention(bench);
-}
-
-/// A context of three partitions: split over blocks, folded in one block, and token by token, all to the same bits.
-fn long_attention(bench: &Bench<'_>) {
-    const TABLE: &[u32] = &[17, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 0, 1, 2];
-    let mut numbers = Numbers::new(34);
-    let dims = KvDims { kv_heads: 1, key_dim: 16, value_dim: 16 };
-    let test = AttentionTest { heads: 2, dims, scale: 0.25, element: KvElement::F16 };
-    let (memory, mut cpu_cache) = (test.memory(bench), test.cpu_cache());
-    let cache = test.cache(&memory);
-    let prompt = [Span { start: 0, tokens: 530, blocks: TABLE, slot: 0 }];
-    let x = test.values(&mut numbers, 530);
-    let got = test.run(bench, &cache, &prompt, &x, 0);
-    close("a long prompt", &got, &test.cpu(&mut cpu_cache, &prompt, &x), 2e-5);
-    let next = [Span { start: 530, tokens: 2, blocks: TABLE, slot: 0 }];
-    let x = test.values(&mut numbers, 2);
-    let whole = test.run(bench, &cache, &next, &x, 0);
-    close("a long context", &whole, &test.cpu(&mut cpu_cache, &next, &x), 2e-5);
-    assert_eq!(test.run(bench, &cache, &next, &x, 3), whole, "split over blocks");
-    for row in 0..2 {
-        let one = [Span { start: 530 + row, tokens: 1, blocks: TABLE, slot: 0 }];
-        let width = test.out_width();
-        let got = test.run(bench, &cache, &one, &x.row(&test, row), 3);
-        assert_eq!(got, whole[row * width..(row + 1) * width], "token by token");
-    }
-}
-
-/// A layer of both sides, with its weights and the inputs of some rows.
-struct DeltaTest {
-    dims: DeltaNetDims,
-    conv: Vec<f32>,
-    decay: Vec<f32>,
-    dt_bias: Vec<f32>,
-    norm: Vec<f32>,
-}
-
-/// Inputs: qkv, gate, alpha, beta.
-type DeltaInputs = [Vec<f32>; 4];
-
-const SLOTS: usize = 3;
-
-impl DeltaTest {
-    fn new(numbers: &mut Numbers, dims: DeltaNetDims) -> Self {
-        Self {
-            dims,
-            conv: numbers.units(dims.channels() * dims.taps),
-            decay: numbers.units(dims.value_heads).iter().map(|v| -v.abs()).collect(),
-            dt_bias: numbers.units(dims.value_heads),
-            norm: numbers.units(dims.head_dim),
-        }
-    }
-
-    fn widths(&self) -> [usize; 4] {
-        let DeltaNetDims { value_heads, head_dim, .. } = self.dims;
-        [self.dims.channels(), value_heads * head_dim, value_heads, value_heads]
-    }
-
-    fn inputs(&self, numbers: &mut Numbers, rows: usize) -> DeltaInputs {
-        self.widths().map(|width| numbers.units(rows * width))
-    }
-
-    fn cpu_layer(&self) -> ops::deltanet::DeltaNet {
-        let DeltaNetDims { key_heads, value_heads, head_dim, taps, epsilon } = self.dims;
-        let dims =
-            ops::deltanet::DeltaNetDims { key_heads, value_heads, head_dim, conv_kernel: taps, eps: epsilon };
-        ops::deltanet::DeltaNet::new(dims, &self.conv, &self.decay, &self.dt_bias, &self.norm).unwrap()
-    }
-
-    fn run(&self, bench: &Bench<'_>, state: &[DeviceBuffer; 2], spans: &[Span], x: &DeltaInputs) -> Vec<f32> {
-        let facts = facts(bench, spans);
-        let [qkv, gate, alpha, beta] = x.each_ref().map(|values| bench.upload(values));
-        let weights = [&self.conv, &self.decay, &self.dt_bias, &self.norm].map(|values| bench.upload(values));
-        let out = bench.empty::<f32>(facts.rows * self.widths()[1]);
-        let scratch = bench.empty::<u8>(self.dims.scratch_bytes(facts.rows));
-        let [conv, decay, dt_bias, norm] = weights.each_ref().map(DeviceBuffer::slice);
-        let [history, matrix] = state.each_ref().map(DeviceBuffer::slice);
-        let layer = DeltaNet { dims: self.dims, conv, decay, dt_bias, norm, history, matrix };
-        let buffers = DeltaNetBuffers {
-            qkv: qkv.slice(),
-            gate: gate.slice(),
-            alpha: alpha.slice(),
-            beta: beta.slice(),
-            out: out.slice(),
-            row_meta: facts.row_meta.slice(),
-            span_meta: facts.span_meta.slice(),
-            scratch: scratch.slice(),
-        };
-        bench.kernels().delta_net(&bench.stream, &layer, &buffers, facts.rows, spans.len()).unwrap();
-        bench.download(&out)
-    }
-
-    fn cpu(&self, state: &mut RecurrentState, spans: &[Span], x: &DeltaInputs) -> Vec<f32> {
-        let (pool, _, cpu) = cpu();
-        let mut first_row = 0;
-        let spans: Vec<StateSpan> = spans
-            .iter()
-            .map(|&Span { start, tokens, slot, .. }| {
-                first_row += tokens;
-                StateSpan { first_row: first_row - tokens, tokens, slot, reset: start == 0 }
-            })
-            .collect();
-        let mut out = vec![0.0; first_row * self.widths()[1]];
-        let [qkv, gate, alpha, beta] = x;
-        let rows = DeltaNetRows { qkv, gate, alpha, beta, out: &mut out };
-        cpu.delta_net(pool, &self.cpu_layer(), state, &spans, rows, &mut DeltaNetScratch::new()).unwrap();
-        out
-    }
-}
-
-/// Head widths of all kinds, prompts and single tokens beside each other, states carried over; then the states themselves.
-pub fn delta_net(bench: &Bench<'_>) {
-    let mut numbers = Numbers::new(35);
-    for (key_heads, value_heads, head_dim, taps) in
-        [(2, 4, 64, 4), (1, 3, 32, 2), (1, 1, 128, 5), (1, 1, 256, 4)]
-    {
-        let dims = DeltaNetDims { key_heads, value_heads, head_dim, taps, epsilon: 1e-6 };
-        let test = DeltaTest::new(&mut numbers, dims);
-        let state = [dims.history_len(), dims.matrix_len()].map(|len| bench.empty::<f32>(SLOTS * len));
-        let mut cpu_state = RecurrentState::new(test.cpu_layer().dims(), SLOTS).unwrap();
-        let span = |start, tokens, slot| Span { start, tokens, blocks: &[], slot };
-        for spans in
-            [[span(0, 6, 2), span(0, 1, 0)], [span(1, 2, 0), span(6, 5, 2)], [span(0, 1, 2), span(3, 1, 0)]]
-        {
-            let x = test.inputs(&mut numbers, spans.iter().map(|span| span.tokens).sum());
-            let expected = test.cpu(&mut cpu_state, &spans, &x);
-            close("delta net", &test.run(bench, &state, &spans, &x), &expected, 1e-4);
-        }
-        let [history, matrix] = state.each_ref().map(|buffer| bench.download::<f32>(buffer));
-        for slot in [0, 2] {
-            let len = dims.matrix_len();
-            let expected = cpu_state.matrix_state(slot).unwrap();
-            close("matrix state", &matrix[slot * len..(slot + 1) * len], &expected, 1e-4);
-            let (past, channels) = (taps - 1, dims.channels());
-            for (i, expected) in cpu_state.conv_state(slot).unwrap().iter().enumerate() {
-                assert_eq!(history[slot * past * channels + i % past * channels + i / past], *expected);
-            }
-        }
-    }
-    delta_net_is_chunk_invariant(bench);
-}
-
-/// A prompt in one step, in two, and token by token: the same bits.
-fn delta_net_is_chunk_invariant(bench: &Bench<'_>) {
-    let mut numbers = Numbers::new(36);
-    let dims = DeltaNetDims { key_heads: 1, value_heads: 2, head_dim: 64, taps: 4, epsilon: 1e-6 };
-    let test = DeltaTest::new(&mut numbers, dims);
-    let x = test.inputs(&mut numbers, 7);
-    let run = |chunks: &[usize]| {
-        let state = [dims.history_len(), dims.matrix_len()].map(|len| bench.empty::<f32>(len));
-        let (mut start, mut out) = (0, Vec::new());
-        for &tokens in chunks {
-            let widths = test.widths();
-            let part: DeltaInputs =
-                std::array::from_fn(|i| x[i][start * widths[i]..(start + tokens) * widths[i]].to_vec());
-            out.extend(test.run(bench, &state, &[Span { start, tokens, blocks: &[], slot: 0 }], &part));
-            start += tokens;
-        }
-        out
-    };
-    let whole = run(&[7]);
-    assert_eq!(run(&[2, 5]), whole);
-    assert_eq!(run(&[1; 7]), whole);
 }

@@ -9,7 +9,7 @@ use spillway_kernels::formats::Format;
 use spillway_kernels::matmul::MatmulJob;
 use spillway_kernels::pack::PackedMatrix;
 use spillway_worker_gpu::hip::{DeviceBuffer, DeviceSlice};
-use spillway_worker_gpu::launch::{Inputs, Int8Rows, Kernels, Matrix, Output};
+use spillway_worker_gpu::launch::{GatedBuffers, Inputs, Int8Rows, Kernels, Matrix, Output, Products};
 
 /// Where a block's f16 factors are, which random bytes must not make infinite.
 fn factor_offsets(format: Format) -> &'static [usize] {
@@ -119,7 +119,7 @@ pub fn matmul(bench: &Bench<'_>) {
         // The last tile is cut; slices are of unequal length; one lacks columns where the format allows it.
         let (rows, cols) = (21, if format.block_len() == 1 { 1073 } else { 1280 });
         let file = random_weights(&mut numbers, format, rows, cols);
-        let x = numbers.units(11 * cols);
+        let x = numbers.units(13 * cols);
         let (matrix, _memory) = upload_matrix(bench, format, rows, cols, &file);
         let product = |x: &[f32]| {
             let (inputs, _memory) = upload_inputs(bench, format, x, cols);
@@ -131,33 +131,167 @@ pub fn matmul(bench: &Bench<'_>) {
         let all = product(&x);
         let magnitudes = magnitudes(format, rows, cols, &file, &x);
         close(format.name(), &all, &cpu_product(format, rows, cols, &file, &x), &magnitudes);
-        for tokens in [1, 2, 3] {
+        for tokens in [1, 2, 3, 5, 8] {
             assert_eq!(product(&x[..tokens * cols]), all[..tokens * rows], "{} x {tokens}", format.name());
         }
     }
 }
 
-/// Many tokens at once, with the kernels for matrix units (elsewhere emulated) and without: the same bits.
+/// Matrices of one format with the same inputs, in every launch shape: each gets what it gets alone, with bias or sum.
+pub fn matmul_groups(bench: &Bench<'_>) {
+    let mut numbers = Numbers::new(25);
+    for format in [Format::F16, Format::Q4_K] {
+        let (cols, tokens) = (512, 26);
+        // More than a launch takes, tiles cut, one matrix smaller than a tile.
+        let rows = [40, 5, 16, 70, 33];
+        let files = rows.map(|rows| random_weights(&mut numbers, format, rows, cols));
+        let matrices: Vec<_> = rows
+            .iter()
+            .zip(&files)
+            .map(|(rows, file)| upload_matrix(bench, format, *rows, cols, file))
+            .collect();
+        let (inputs, _inputs) = upload_inputs(bench, format, &numbers.units(tokens * cols), cols);
+        let before = rows.map(|rows| numbers.units(tokens * rows));
+        let bias = bench.upload(&numbers.units(70));
+        for tokens in [1, 2, 4, 8, 16, 26] {
+            let run = |group: bool| {
+                let outs = before.each_ref().map(|values| bench.upload(values));
+                let products: Vec<(Matrix, Output)> = matrices
+                    .iter()
+                    .zip(&outs)
+                    .enumerate()
+                    .map(|(i, ((matrix, _), out))| {
+                        let output =
+                            if i == 2 { Output::add(out.slice()) } else { Output::store(out.slice()) };
+                        (*matrix, output.with_bias((i % 2 == 1).then(|| bias.slice())))
+                    })
+                    .collect();
+                let kernels = bench.kernels();
+                let step = if group { products.len() } else { 1 };
+                products
+                    .chunks(step)
+                    .for_each(|part| kernels.matmuls(&bench.stream, part, inputs, tokens).unwrap());
+                outs.each_ref().map(|out| bench.download::<f32>(out))
+            };
+            assert!(run(true) == run(false), "{} x {tokens}", format.name());
+        }
+        let other = Format::ALL.into_iter().find(|other| *other != format).unwrap();
+        let file = random_weights(&mut numbers, other, 16, cols);
+        let (stranger, _memory) = upload_matrix(bench, other, 16, cols, &file);
+        let out = Output::store(bias.slice());
+        let refused =
+            bench.kernels().matmuls(&bench.stream, &[(matrices[1].0, out), (stranger, out)], inputs, 1);
+        assert_eq!(refused.unwrap_err().code(), "gpu_operation_unsupported");
+    }
+}
+
+/// The gated half of an MLP, at once and in steps: the bits of products, `silu_mul` and `quantize_rows`.
+pub fn gated(bench: &Bench<'_>) {
+    let mut numbers = Numbers::new(26);
+    let (kernels, stream) = (bench.kernels(), &bench.stream);
+    let pairs = [Format::Q4_K, Format::Q6_K, Format::Q8_0, Format::F16].map(|format| [format; 2]);
+    for [gate_format, up_format] in pairs.into_iter().chain([[Format::Q4_0, Format::F32]]) {
+        let (rows, cols) = (96, 512);
+        let [gate_file, up_file] =
+            [gate_format, up_format].map(|format| random_weights(&mut numbers, format, rows, cols));
+        let (gate, _gate) = upload_matrix(bench, gate_format, rows, cols, &gate_file);
+        let (up, _up) = upload_matrix(bench, up_format, rows, cols, &up_file);
+        for tokens in [1, 2, 5] {
+            let x = numbers.units(tokens * cols);
+            let [(gate_inputs, _a), (up_inputs, _b)] =
+                [gate_format, up_format].map(|format| upload_inputs(bench, format, &x, cols));
+            let products = [0, 1].map(|_| bench.empty::<f32>(tokens * rows));
+            let [left, right] = products.each_ref().map(|memory| memory.slice());
+            kernels.matmul(stream, &gate, gate_inputs, tokens, Output::store(left)).unwrap();
+            kernels.matmul(stream, &up, up_inputs, tokens, Output::store(right)).unwrap();
+            kernels.silu_mul(stream, left, right, tokens * rows).unwrap();
+            let bytes = Int8Rows::bytes_for(tokens, rows);
+            let [expected, int8] = [0, 1].map(|_| bench.empty::<u8>(bytes));
+            let quantized = Int8Rows::new(expected.slice(), tokens, rows).unwrap();
+            kernels.quantize_rows(stream, left, &quantized).unwrap();
+            let (values, expected) = (bench.download::<f32>(&products[0]), bench.download::<u8>(&expected));
+
+            let buffers = GatedBuffers { products: [left, right], int8: int8.slice() };
+            let both = [(&gate, gate_inputs), (&up, up_inputs)];
+            let what = format!("{} and {} x {tokens}", gate_format.name(), up_format.name());
+            let Inputs::F32(got) = kernels.gated(stream, both, tokens, &buffers, false).unwrap() else {
+                panic!("{what}: not f32")
+            };
+            assert_eq!(got.address(), left.address());
+            assert!(bench.download::<f32>(&products[0]) == values, "{what}");
+            let Inputs::Int8(_) = kernels.gated(stream, both, tokens, &buffers, true).unwrap() else {
+                panic!("{what}: not 8-bit")
+            };
+            let at_once = tokens == 1 && gate_format == up_format && gate_format.is_quantised();
+            let got = bench.download::<u8>(if at_once { &products[0] } else { &int8 });
+            assert!(got[..bytes] == expected, "{what}");
+        }
+    }
+}
+
+/// The bits of `silu_mul` and `quantize_rows`, in cells of ordinary, zero and undefined values.
+pub fn silu_quantize(bench: &Bench<'_>) {
+    let mut numbers = Numbers::new(27);
+    let (kernels, stream) = (bench.kernels(), &bench.stream);
+    let (rows, cols) = (3, 96);
+    let mut gate = numbers.units(rows * cols);
+    gate[32..64].fill(0.0);
+    gate[70] = f32::NAN;
+    let up = numbers.units(rows * cols);
+    let [gate, up] = [&gate, &up].map(|values| bench.upload(values));
+    let [got, expected] = [0, 1].map(|_| bench.empty::<u8>(Int8Rows::bytes_for(rows, cols)));
+    let of = |memory: &DeviceBuffer| Int8Rows::new(memory.slice(), rows, cols).unwrap();
+    kernels.silu_quantize(stream, gate.slice(), up.slice(), &of(&got)).unwrap();
+    kernels.silu_mul(stream, gate.slice(), up.slice(), rows * cols).unwrap();
+    kernels.quantize_rows(stream, gate.slice(), &of(&expected)).unwrap();
+    assert!(bench.download::<u8>(&got) == bench.download::<u8>(&expected));
+}
+
+/// Few and many tokens at once, with the kernels for tiles and blocks of them (on matrix units, elsewhere emulated) and row by
+/// row: the same bits.
 pub fn gemm(bench: &Bench<'_>) {
     let mut numbers = Numbers::new(24);
-    let formats =
-        [Format::Q4_0, Format::Q8_0, Format::Q2_K, Format::Q3_K, Format::Q4_K, Format::Q6_K, Format::IQ4_XS];
-    let kernels = [true, false].map(|units| {
-        Kernels::load(&bench.device, bench.compiler, &formats).unwrap().with_matrix_units(units)
-    });
+    let formats = [
+        Format::F32,
+        Format::F16,
+        Format::Q4_0,
+        Format::Q8_0,
+        Format::Q2_K,
+        Format::Q3_K,
+        Format::Q4_K,
+        Format::Q6_K,
+        Format::IQ4_XS,
+    ];
+    let load = |of| Kernels::load(&bench.device, bench.compiler, &formats).unwrap().with_products(of);
+    let row_by_row = load(Products::RowByRow);
+    let others = [Products::FewTokens, Products::SmallBlocks, Products::LargeBlocks].map(|of| (load(of), of));
     for format in formats {
-        // Blocks and stages are cut, slices end inside stages.
-        let (rows, cols, tokens) = (70, if format.block_len() == 32 { 23 * 32 } else { 768 }, 131);
-        let file = random_weights(&mut numbers, format, rows, cols);
-        let (matrix, _memory) = upload_matrix(bench, format, rows, cols, &file);
-        let (inputs, _inputs) = upload_inputs(bench, format, &numbers.units(tokens * cols), cols);
-        let (bias, out) = (bench.upload(&numbers.units(rows)), bench.empty::<f32>(tokens * rows));
-        let [on_units, row_by_row] = kernels.each_ref().map(|kernels| {
-            let output = Output::store(out.slice()).with_bias(Some(bias.slice()));
-            kernels.matmul(&bench.stream, &matrix, inputs, tokens, output).unwrap();
-            bench.download::<f32>(&out)
-        });
-        assert!(on_units == row_by_row, "{}", format.name());
+        // Blocks and stages are cut; slices end inside stages, and some are empty.
+        let (wide, narrow) = match format.block_len() {
+            1 => (1073, 5),
+            32 => (37 * 32, 32),
+            block => (5 * block, block),
+        };
+        for (rows, cols, tokens) in [(150, wide, 70), (70, wide, 18), (70, wide, 7), (33, narrow, 3)] {
+            let file = random_weights(&mut numbers, format, rows, cols);
+            let (matrix, _memory) = upload_matrix(bench, format, rows, cols, &file);
+            let (inputs, _inputs) = upload_inputs(bench, format, &numbers.units(tokens * cols), cols);
+            let bias = bench.upload(&numbers.units(rows));
+            let product = |kernels: &Kernels| {
+                let out = bench.empty::<f32>(tokens * rows);
+                let output = Output::store(out.slice()).with_bias(Some(bias.slice()));
+                kernels.matmul(&bench.stream, &matrix, inputs, tokens, output).unwrap();
+                bench.download::<f32>(&out)
+            };
+            let row_by_row = product(&row_by_row);
+            for (kernels, of) in &others {
+                assert!(
+                    product(kernels) == row_by_row,
+                    "{} of {cols} columns x {tokens}, {of:?}",
+                    format.name()
+                );
+            }
+        }
     }
 }
 

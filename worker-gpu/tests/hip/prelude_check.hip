@@ -51,21 +51,43 @@ KERNEL(check_dot4, 256, const i32* a, const i32* b, const i32* c, i32* out, u32 
   if (i < count) out[i] = dot4(a[i], b[i], c[i]);
 }
 
-// One wave: D = A * B^T + C for both operand types.
-KERNEL(check_mma, WAVE, const f16* a, const f16* b, const float* c, float* d, const i8* a8, const i8* b8, const i32* c8,
-       i32* d8) {
-  MmaSumF32 sum;
-  MmaSumI32 sum8;
-  for (u32 i = 0; i < MMA_VALUES; i++) {
-    u32 at = mma_row(i) * MMA_SIDE + mma_column(i);
-    sum.value[i] = c[at];
-    sum8.value[i] = c8[at];
+// One wave: D = A * B^T + C of f16, and of int8 over all columns, the first half and the second half of them.
+KERNEL(check_mma, WAVE, const f16* a, const f16* b, const float* c, float* d, const i32x4* a8, const i32x4* b8, i32* d8) {
+  // The second tile of four pieces a row, as one that is part of a larger stage; the first is not to be read.
+  constexpr u32 PIECES = 4, TILE = MMA_SIDE * PIECES;
+  SHARED_ARRAY(i32x4, left, TILE * 2);
+  SHARED_ARRAY(i32x4, right, TILE * 2);
+  for (u32 i = lane_index(); i < MMA_SIDE * 2; i += WAVE) {
+    u32 at = TILE + mma_piece_at<PIECES>(i / 2, 2 + i % 2);
+    left[at] = a8[i];
+    right[at] = b8[i];
   }
+  wave_barrier();
+  MmaI8 left8 = mma_load(mma_left_source<PIECES>(left, 2), TILE * 16);
+  MmaI8 right8 = mma_load(mma_right_source<PIECES>(right, 2), TILE * 16);
+  MmaSumI32 of[3] = {mma_dot(left8, right8, 1000), mma_dot_half(left8, right8, 0, -5), mma_dot_half(left8, right8, 1, 7)};
+  MmaSumF32 sum;
+  for (u32 i = 0; i < MMA_VALUES; i++) sum.value[i] = c[mma_row(i) * MMA_SIDE + mma_column(i)];
   mma(sum, mma_load(a, MmaF16::DEPTH), mma_load(b, MmaF16::DEPTH));
-  mma(sum8, mma_load(a8, MmaI8::DEPTH), mma_load(b8, MmaI8::DEPTH));
   for (u32 i = 0; i < MMA_VALUES; i++) {
     u32 at = mma_row(i) * MMA_SIDE + mma_column(i);
     d[at] = sum.value[i];
-    d8[at] = sum8.value[i];
+    for (u32 n = 0; n < 3; n++) d8[n * 256 + at] = of[n].value[i];
+  }
+}
+
+// One wave: what a lane gets for its rows and columns is what its values stand for.
+KERNEL(check_mma_facts, WAVE, const float* of, float* rows, float* columns) {
+  SHARED_ARRAY(i32x4, memory, 4);  // aligned for two elements
+  float* facts = reinterpret_cast<float*>(memory);
+  if (lane_index() < MMA_SIDE) facts[lane_index()] = of[lane_index()];
+  wave_barrier();
+  float row[MMA_ROWS], column[MMA_COLUMNS];
+  mma_load_rows(facts, row);
+  mma_load_columns(facts, column);
+  for (u32 i = 0; i < MMA_VALUES; i++) {
+    u32 at = mma_row(i) * MMA_SIDE + mma_column(i);
+    rows[at] = row[mma_value_row(i)];
+    columns[at] = column[mma_value_column(i)];
   }
 }
