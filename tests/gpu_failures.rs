@@ -234,8 +234,7 @@ fn a_killed_worker_is_replaced_and_linked_anew() {
     }
     let diag = daemon.main.ask(json!({"type": "diag"}), "diag");
     assert_eq!(diag["restarts"], 3, "{diag}");
-    let peers =
-        diag["stages"].as_array().unwrap().iter().filter(|stage| stage["link"] == "peer").count();
+    let peers = diag["stages"].as_array().unwrap().iter().filter(|stage| stage["link"] == "peer").count();
     assert_eq!(peers, 2, "{diag}");
     daemon.finish();
 }

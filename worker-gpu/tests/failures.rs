@@ -11,7 +11,7 @@ use spillway_model::file::ModelFile;
 use spillway_model::testing::TinyModel;
 use spillway_protocol::control::DeviceShare;
 use spillway_protocol::frame::{FrameLimits, LogitRows, SpanShape, StepFrame};
-use spillway_protocol::plan::{ActivationType, KvType, Limits};
+use spillway_protocol::plan::{ActivationType, KvType, Limits, Residency};
 use spillway_protocol::ring::{Ring, RingProducer};
 use spillway_worker::Rings;
 use spillway_worker_gpu::band::{Band, BandError, BandSpec};
@@ -57,7 +57,8 @@ impl Fixture {
 
     fn load_layers(&self, device: &Device, layers: Range<usize>) -> Result<Band, BandError> {
         let (embed, head) = (layers.start == 0, layers.end == self.model.program().layers.len());
-        let spec = BandSpec { layers, embed, head, limits: self.limits };
+        let residency = vec![Residency::Device; layers.len()];
+        let spec = BandSpec { layers, embed, head, residency, limits: self.limits };
         Band::load(&self.model, spec, device, compiler(), &mut |_, _| ControlFlow::Continue(()))
     }
 

@@ -18,6 +18,10 @@ pub(super) enum Command {
     Shutdown,
 }
 
+/// The engine takes no more commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Closed;
+
 /// A queue that can be closed, with a bell that wakes a poll.
 #[derive(Debug)]
 pub(super) struct Mailbox {
@@ -34,12 +38,9 @@ impl Mailbox {
         Ok(Mailbox { queue: Mutex::new(Some(VecDeque::new())), full: AtomicBool::new(false), bell })
     }
 
-    /// Delivers a command; gives it back when the mailbox is closed.
-    pub(super) fn push(&self, command: Command) -> Result<(), Command> {
-        match self.lock().as_mut() {
-            Some(queue) => queue.push_back(command),
-            None => return Err(command),
-        }
+    /// Delivers a command.
+    pub(super) fn push(&self, command: Command) -> Result<(), Closed> {
+        self.lock().as_mut().ok_or(Closed)?.push_back(command);
         self.full.store(true, Ordering::Release);
         // Fails only when the bell has been rung 2^64 times without being answered.
         let _ = self.bell.write(1);
@@ -103,7 +104,7 @@ mod tests {
         let mailbox = Mailbox::new().unwrap();
         mailbox.push(Command::Shutdown).unwrap();
         assert_eq!(mailbox.close().len(), 1);
-        assert!(matches!(mailbox.push(Command::Abort(RequestId(1))), Err(Command::Abort(_))));
+        assert_eq!(mailbox.push(Command::Abort(RequestId(1))), Err(Closed));
         assert!(mailbox.pop().is_none());
     }
 }

@@ -10,11 +10,12 @@ use super::request::RequestError;
 use super::start::next_epoch;
 use super::supervisor::Verdict;
 use crate::workers::{LoadProgress, LoadWatcher, WorkerError};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// How often commands are looked at during a wait.
-const TICK: Duration = Duration::from_millis(20);
+/// Longest sleep during a wait, in milliseconds.
+const TICK: PollTimeout = PollTimeout::from_u8(20);
 
 impl Driver {
     /// Replaces what has failed, as often as it takes, or gives up and ends every request.
@@ -51,7 +52,7 @@ impl Driver {
         let mut meanwhile = Meanwhile { driver: self, stop: false };
         let until = Instant::now() + delay;
         while Instant::now() < until && meanwhile.tick().is_continue() {
-            std::thread::sleep(TICK.min(delay));
+            meanwhile.wait();
         }
         let epoch = next_epoch();
         let revived =
@@ -72,6 +73,14 @@ impl Driver {
 struct Meanwhile<'a> {
     driver: &'a mut Driver,
     stop: bool,
+}
+
+impl Meanwhile<'_> {
+    /// Sleeps until a command comes, for a moment at most.
+    fn wait(&self) {
+        // An interrupted or failed poll only means that the caller looks around earlier.
+        let _ = poll(&mut [PollFd::new(self.driver.mailbox.bell(), PollFlags::POLLIN)], TICK);
+    }
 }
 
 impl LoadWatcher for Meanwhile<'_> {
