@@ -10,12 +10,12 @@ use super::request::RequestError;
 use super::start::next_epoch;
 use super::supervisor::Verdict;
 use crate::workers::{LoadProgress, LoadWatcher, WorkerError};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 /// Longest sleep during a wait, in milliseconds.
-const TICK: PollTimeout = PollTimeout::from_u8(20);
+const TICK: u8 = 20;
 
 impl Driver {
     /// Replaces what has failed, as often as it takes, or gives up and ends every request.
