@@ -30,11 +30,12 @@ DEVICE void gated(const void* x, const InputCell* input_scales, u32 columns, con
   if (thread < OUTPUTS) product[thread] = add_slices(part, OUTPUTS, thread);
   block_barrier();
   if (thread >= WAVE) return;
+  if (thread < GATED_ROWS) product[thread] = silu(product[thread]) * product[GATED_ROWS + thread];
+  wave_barrier();
   // Eight lanes write the cell; the others take part in what they exchange.
   u32 quad = thread % (CELL / 4);
-  f32x4 values;
-  for (u32 i = 0; i < 4; i++) values.v[i] = silu(product[quad * 4 + i]) * product[GATED_ROWS + quad * 4 + i];
-  quantize_quad(values, codes, scales, (u64)block_index_x() * (CELL / 4) + quad, thread < CELL / 4);
+  f32x4 values{{product[quad * 4], product[quad * 4 + 1], product[quad * 4 + 2], product[quad * 4 + 3]}};
+  quantize_quad(values, codes, scales, block_index_x() * (CELL / 4) + quad, thread < CELL / 4);
 }
 
 #define GATED_KERNEL(name, Format)                                                                        \

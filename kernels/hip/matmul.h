@@ -78,8 +78,8 @@ DEVICE float add_cell(const QuantCell<F>& weight, const i32* x, InputCell input,
   return fused_multiply_add(input.scale, t, y);
 }
 
-// Cells that a thread asks for before it uses the first of them, and with many tokens: what keeps the memory of a large
-// device busy with the threads that the smallest matrices of a model give it.
+// Cells that a thread asks for before it uses the first of them: what keeps the memory of a large device busy with the
+// threads that the small matrices of a model give it.
 static constexpr u32 CELLS_AHEAD = 4;
 
 // Adds BATCH cells of a row of TILES tiles, from `first` on, with the inputs of TOKENS tokens.
@@ -228,7 +228,7 @@ DEVICE void sum_slices(const Product& p, const u8* const* tile, const u32* token
     u32 first = smaller(slice * per_slice, cells), last = smaller(first + per_slice, cells);
     float sum[TILES][TOKENS] = {};
     if constexpr (F::QUANTISED) {
-      constexpr u32 BATCH = CELLS_AHEAD / TILES;
+      constexpr u32 BATCH = TOKENS < 8 ? CELLS_AHEAD / TILES : 1;  // with more, AMD's registers would not hold it
       sum_quantised<F, BATCH, TOKENS, TILES>(p, tile, row, first, last, token, sum);
     } else if (p.columns % CELL == 0) {
       sum_floats<F, TOKENS, TILES>(p, tile, row, first, last, token, sum);

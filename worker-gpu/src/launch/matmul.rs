@@ -412,6 +412,7 @@ impl Kernels {
 impl Output {
     /// `struct MatrixPart` of `kernels/hip/matmul.h`.
     fn part(&self, check: Check, weight: &Matrix, tokens: usize) -> Result<Arg, LaunchError> {
+        check.rule(weight.rows > 0, "rows", weight.rows, "at least one")?;
         check.holds::<f32>("out", self.to, tokens * weight.rows)?;
         if let Some(bias) = self.bias {
             check.holds::<f32>("bias", bias, weight.rows)?;
