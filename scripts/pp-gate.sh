@@ -49,8 +49,8 @@ fi
 # alike COUNT: numbers of the first COUNT usable GPUs of one architecture, separated by commas; nothing if there are fewer.
 # Integrated GPUs share the host's memory and are left out.
 alike() {
-  "$spillway" devices --json | tr '{' '\n' | grep '"refused":null' | grep '"integrated":false' |
-    sed -n 's/.*"index":\([0-9]*\),.*"arch":"\([^"]*\)".*/\2 \1/p' |
+  "$spillway" devices --json | tr -d '\n' | sed 's/{"index":/\n&/g' | grep '"refused":null' | grep '"integrated":false' |
+    sed -n 's/^{"index":\([0-9]*\),.*"arch":"\([^"]*\)".*/\2 \1/p' |
     awk -v want="$1" '{ list[$1] = list[$1] (count[$1]++ ? "," : "") $2; if (count[$1] == want) { print list[$1]; exit } }'
 }
 if [ -n "$emulated" ]; then

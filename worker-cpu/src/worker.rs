@@ -9,11 +9,13 @@ use spillway_model::file::ModelFile;
 use spillway_protocol::control::{DeviceShare, LayerBytes, LoadBand, LoadStats};
 use spillway_protocol::frame::StepFrame;
 use spillway_protocol::plan::Execution;
+use spillway_protocol::ring::SPIN_LIMIT;
 use spillway_worker::band::LogitsSink;
 use spillway_worker::residual::{Incoming, Outgoing};
 use spillway_worker::weights::format_names;
 use spillway_worker::{LoadProgress, Loaded, ProcessError, Rings, Worker};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Why a CPU worker has no links to devices.
 const NO_DEVICE: &str = "a CPU worker has no device";
@@ -24,6 +26,8 @@ pub struct CpuWorker;
 
 impl Worker for CpuWorker {
     const NAME: &'static str = "worker-cpu";
+    /// The processors may be wanted by the stage that the next step comes from.
+    const PATIENCE: Duration = SPIN_LIMIT;
     type Band = Traced;
 
     fn load(

@@ -15,6 +15,7 @@ use spillway_worker::weights::format_names;
 use spillway_worker::{LoadProgress, Loaded, ProcessError, Rings, Worker};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Name of the hidden subcommand that [`crate::compile::nvrtc::child`] is reached by.
 pub const NVRTC_SUBCOMMAND: &str = "nvrtc";
@@ -44,6 +45,8 @@ pub struct GpuWorker;
 
 impl Worker for GpuWorker {
     const NAME: &'static str = "worker-gpu";
+    /// The work is the device's: this process needs one processor, and a wake-up would be a tenth of a short step.
+    const PATIENCE: Duration = Duration::from_millis(20);
     type Band = Band;
 
     fn load(

@@ -8,6 +8,7 @@ use spillway_protocol::frame::{LogitsFrame, StepFrame};
 use spillway_protocol::ring::RingMemory;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Told how far a load is: bytes stored so far, bytes in all. `Break` gives the load up.
 pub type LoadProgress<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
@@ -28,6 +29,8 @@ pub struct Rings {
 pub trait Worker {
     /// Name of the hidden subcommand and prefix of messages.
     const NAME: &'static str;
+    /// How long the process spins for the next step while steps keep coming, before it sleeps.
+    const PATIENCE: Duration;
     /// What it loads.
     type Band: Band;
 

@@ -174,7 +174,10 @@ impl Workers {
             let (first, last) = (&recipe.rings[0], &recipe.rings[stages]);
             Ok((RingProducer::attach(first.dup()?)?, RingConsumer::attach(last.dup()?)?))
         };
-        let (tokens, logits) = attach()?;
+        let (tokens, mut logits) = attach()?;
+        if recipe.plan.stages.iter().all(|stage| matches!(stage.execution, Execution::Gpu { .. })) {
+            logits.set_patience(GpuWorker::PATIENCE);
+        }
         let workers = workers?;
         let mut workers = Workers { recipe, workers, links: Vec::new(), tokens, logits };
         workers.load(epoch, watcher)?;

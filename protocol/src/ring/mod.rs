@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// Longest time a waiting side burns CPU before it sleeps.
 pub const SPIN_LIMIT: Duration = Duration::from_micros(50);
+/// A wait of this length says that nothing is going on.
+const IDLE: Duration = Duration::from_millis(50);
 /// Looks between two offers of the processor while spinning.
 const LOOKS_PER_CLOCK: u32 = 32;
 
@@ -228,22 +230,26 @@ pub enum Wait<T> {
     Closed,
 }
 
-/// Shared by both ends: the cursor and how long to spin next time.
+/// Shared by both ends: the cursor and how long to spin.
 #[derive(Debug)]
 struct End {
     cursor: Cursor<Mapping>,
-    spin: Duration,
+    /// Longest spin, and how long the last wait took, which says what to expect of the next one.
+    patience: Duration,
+    last: Duration,
 }
 
 impl End {
     fn attach(fd: OwnedFd, role: Role) -> Result<Self, RingError> {
         let mapping = Mapping::attach(fd)?;
         let slots = mapping.slots;
-        Ok(Self { cursor: Cursor::attach(mapping, role, slots), spin: SPIN_LIMIT })
+        let cursor = Cursor::attach(mapping, role, slots);
+        Ok(Self { cursor, patience: SPIN_LIMIT, last: Duration::ZERO })
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<Wait<Slot>, RingError> {
         if let Some(found) = self.look()? {
+            self.last = Duration::ZERO;
             return Ok(found);
         }
         let start = Instant::now();
@@ -252,14 +258,15 @@ impl End {
             Some(found) => found,
             None => self.sleep(start, timeout)?,
         };
-        let idle = matches!(found, Wait::TimedOut);
-        self.spin = if idle { Duration::ZERO } else { SPIN_LIMIT };
+        self.last = start.elapsed();
         Ok(found)
     }
 
     /// Looks again and again for a while, giving way to any thread that wants the processor: that may be the one waited for.
     fn spin(&self, start: Instant, timeout: Duration) -> Result<Option<Wait<Slot>>, RingError> {
-        let budget = self.spin.min(timeout);
+        // When nothing is going on, spinning would only keep a processor warm.
+        let budget = if self.last > self.patience.max(IDLE) { Duration::ZERO } else { self.patience };
+        let budget = budget.min(timeout);
         while start.elapsed() < budget {
             for _ in 0..LOOKS_PER_CLOCK {
                 if let Some(found) = self.look()? {
@@ -382,6 +389,12 @@ impl RingConsumer {
     /// Bytes of a slot.
     pub fn slot_bytes(&self) -> usize {
         self.end.cursor.words().slot_bytes
+    }
+
+    /// Spins for up to `patience` instead of [`SPIN_LIMIT`] while slots keep coming: for a process whose work is done elsewhere, on a
+    /// device, so that a processor is free for it, and for which a wake-up is long beside a step.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.end.patience = patience;
     }
 
     /// Waits for a published slot.

@@ -159,7 +159,8 @@ pub fn run<W: Worker>(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 /// The whole conversation with the coordinator. A failure is also reported to it.
 fn converse<W: Worker>(inherited: Inherited) -> Result<(), ProcessError> {
-    let Inherited { control, ring_in, ring_out, status } = inherited;
+    let Inherited { control, mut ring_in, ring_out, status } = inherited;
+    ring_in.set_patience(W::PATIENCE);
     let (mut sender, mut receiver) = control.split();
     sender.send(&FromWorker::Hello { protocol: PROTOCOL_VERSION, pid: std::process::id() })?;
     let load = match receiver.receive(None)? {
