@@ -223,7 +223,7 @@ fn a_killed_worker_is_replaced_and_linked_anew() {
             until_running(&mut daemon.main, "r");
             signal(workers[victim], Signal::SIGKILL);
         }
-        let end = daemon.main.until(|event| support::is_terminal(event)).pop().unwrap();
+        let end = daemon.main.until(support::is_terminal).pop().unwrap();
         assert_eq!(end["type"], "done", "{end}");
         daemon.main.send(support::ask("whole", 40));
         daemon.main.answer("whole").0
