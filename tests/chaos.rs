@@ -4,6 +4,7 @@
 //! `SPILLWAY_CHAOS_FAULTS` (default 25) and `SPILLWAY_CHAOS_SEED` choose the run.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::cast_possible_truncation, reason = "numbers of a test are small")]
 
 #[path = "support/engine.rs"]
 mod fixture;
@@ -67,7 +68,7 @@ fn disturb(dice: &mut Dice) -> &'static str {
         }
         1 => {
             send(Signal::SIGSTOP);
-            std::thread::sleep(Duration::from_millis(dice.below(300)));
+            std::thread::park_timeout(Duration::from_millis(dice.below(300)));
             send(Signal::SIGCONT);
             "pause"
         }
@@ -133,7 +134,7 @@ fn no_request_is_lost_or_changed_whatever_happens_to_workers() {
         }
         let _stop = Stop(&stop);
         for fault in 0..faults {
-            std::thread::sleep(Duration::from_millis(dice.below(150)));
+            std::thread::park_timeout(Duration::from_millis(dice.below(150)));
             let answers = done.load(Ordering::Relaxed);
             let what = disturb(&mut dice);
             let began = Instant::now();
@@ -141,7 +142,7 @@ fn no_request_is_lost_or_changed_whatever_happens_to_workers() {
             if dice.below(3) > 0 {
                 while done.load(Ordering::Relaxed) == answers {
                     assert!(began.elapsed() < STALL, "fault {fault} ({what}): nobody got an answer");
-                    std::thread::sleep(Duration::from_millis(5));
+                    std::thread::park_timeout(Duration::from_millis(5));
                 }
             }
         }

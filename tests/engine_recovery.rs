@@ -40,7 +40,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < deadline, "did not happen: {what}");
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::park_timeout(Duration::from_millis(2));
     }
 }
 
@@ -114,7 +114,7 @@ fn a_worker_that_goes_on_in_time_is_left_alone() {
     let running = submit(&engine, greedy(&prompt(1, 20), 200));
     running.tokens(3);
     signal_worker(&engine, 1, Signal::SIGSTOP);
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::park_timeout(Duration::from_millis(300));
     signal_worker(&engine, 1, Signal::SIGCONT);
     assert_eq!(running.done().token_ids.len(), 200);
     assert_eq!(engine.status().restarts, 0);
