@@ -297,7 +297,7 @@ fn paths_that_are_not_files() {
     assert_says(&Gguf::open(Path::new("/dev/zero")).unwrap_err(), "not_a_file", &["/dev/zero", "device"]);
     let empty = dir.path().join("empty.gguf");
     std::fs::write(&empty, []).unwrap();
-    assert_says(&Gguf::open(&empty).unwrap_err(), "not_gguf", &["empty.gguf"]);
+    assert_says(&Gguf::open(&empty).unwrap_err(), "file_empty", &["empty.gguf", "is empty"]);
 }
 
 #[test]
