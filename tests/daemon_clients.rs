@@ -264,3 +264,13 @@ fn a_request_that_crashes_its_worker_twice_ends_alone() {
     assert_eq!(daemon.main.answer("later").1["type"], "done");
     daemon.finish();
 }
+
+#[test]
+fn a_restart_limit_that_is_no_number_refuses_loads() {
+    let models = Models::new();
+    let mut daemon = Daemon::start_with_env(&[], &[("SPILLWAY_RESTART_LIMIT", "many")]);
+    daemon.main.send(json!({"type": "load", "id": "l", "model": models.tiny()}));
+    let (_, end) = daemon.main.answer("l");
+    assert_eq!((&end["code"], &end["class"]), (&json!("option_invalid"), &json!("validation")), "{end}");
+    daemon.finish();
+}

@@ -238,3 +238,25 @@ fn a_killed_worker_is_replaced_and_linked_anew() {
     assert_eq!(peers, 2, "{diag}");
     daemon.finish();
 }
+
+/// A load that fails when the model before it has gone already: that one is started again and answers as before.
+#[test]
+fn a_load_that_fails_brings_the_model_before_it_back() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let mut daemon = Daemon::spawn(command(&["daemon"]));
+    daemon.main.load(&models.tiny(), json!({"devices": "emulated"}));
+    daemon.main.send(support::ask("before", 20));
+    let before = daemon.main.answer("before").0;
+    daemon.main.send(json!({"type": "load", "id": "bad", "model": models.tiny(),
+        "params": {"devices": "emulated:fail-allocation=3"}}));
+    let (_, end) = daemon.main.answer("bad");
+    assert_eq!((&end["type"], &end["code"]), (&json!("error"), &json!("gpu_out_of_memory")), "{end}");
+    assert!(end["message"].as_str().unwrap().ends_with("the model before it serves again"), "{end}");
+    assert_eq!(daemon.main.ask(json!({"type": "diag"}), "diag")["state"], "ready");
+    daemon.main.send(support::ask("after", 20));
+    assert_eq!(daemon.main.answer("after").0, before);
+    daemon.finish();
+}

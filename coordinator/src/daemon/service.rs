@@ -36,6 +36,8 @@ pub struct Resident {
     pub load: u64,
     /// The engine that runs it.
     pub engine: Engine,
+    /// Its GPUs, so that it can be started again on them.
+    cards: CardLocks,
 }
 
 /// What there is to report while the model itself may be held by someone.
@@ -70,9 +72,17 @@ pub enum LoadError {
     /// A device is in use by another process; nothing has changed.
     #[error(transparent)]
     Card(#[from] LockError),
+    /// An environment variable cannot be used; nothing has changed.
+    #[error(transparent)]
+    Options(EngineError),
     /// The workers could not be started, after the old model was dropped.
-    #[error("{0}; no model is loaded now")]
-    Engine(#[from] EngineError),
+    #[error("{error}; {}", if *restored { "the model before it serves again" } else { "no model is loaded now" })]
+    Engine {
+        /// Why.
+        error: EngineError,
+        /// Whether the model that was loaded before could be started again.
+        restored: bool,
+    },
     /// The thread that did the work has panicked.
     #[error("loading ended unexpectedly; see the log on standard error")]
     Panicked,
@@ -85,7 +95,7 @@ impl LoadError {
             LoadError::Open(error) => error.code(),
             LoadError::Plan(error) => error.code(),
             LoadError::Card(error) => error.code(),
-            LoadError::Engine(error) => error.code(),
+            LoadError::Options(error) | LoadError::Engine { error, .. } => error.code(),
             LoadError::Panicked => "internal",
         }
     }
@@ -93,8 +103,8 @@ impl LoadError {
     /// The event that tells a client.
     pub fn event(&self, id: Option<String>) -> ErrorEvent {
         let class = match self {
-            LoadError::Open(_) | LoadError::Plan(_) => Class::Validation,
-            LoadError::Engine(_) | LoadError::Card(_) => Class::Transient,
+            LoadError::Open(_) | LoadError::Plan(_) | LoadError::Options(_) => Class::Validation,
+            LoadError::Engine { .. } | LoadError::Card(_) => Class::Transient,
             LoadError::Panicked => Class::Internal,
         };
         ErrorEvent::new(id, self.code(), class, self.to_string())
@@ -126,28 +136,44 @@ impl Service {
         let mut loads = self.turn.lock().await;
         let given_back = self.resident_plan();
         let (model, plan, cards) = blocking(move || validate(&wanted, given_back.as_ref())).await??;
-        let options = EngineOptions { cards, ..EngineOptions::from_env()? };
+        let options = EngineOptions::from_env().map_err(LoadError::Options)?;
         earlier.await;
         let mut slot = self.model.write().await;
+        let before = slot.clone();
         self.drop_resident(&mut slot).await;
         self.show(Shown::Loading);
-        let started = blocking(move || Engine::start(Arc::new(model), plan, options, progress)).await;
-        let engine = match started {
-            Ok(Ok(engine)) => engine,
-            Ok(Err(error)) => {
-                self.show(Shown::Nothing);
-                return Err(error.into());
-            }
-            Err(panicked) => {
-                self.show(Shown::Nothing);
-                return Err(panicked);
-            }
+        let start = Start { model: Arc::new(model), plan, cards };
+        let error = match start.run(options.clone(), progress).await {
+            Ok(started) => return Ok(self.install(&mut slot, &mut loads, started)),
+            Err(error) => error,
         };
+        let again = match before {
+            Some(resident) => Start::again(&resident).run(options, |_| {}).await.ok(),
+            None => None,
+        };
+        let restored = again.is_some();
+        match again {
+            Some(started) => drop(self.install(&mut slot, &mut loads, started)),
+            None => self.show(Shown::Nothing),
+        }
+        Err(match error {
+            LoadError::Engine { error, .. } => LoadError::Engine { error, restored },
+            other => other,
+        })
+    }
+
+    /// Makes a started model the resident one.
+    fn install(
+        &self,
+        slot: &mut Option<Resident>,
+        loads: &mut u64,
+        (engine, cards): (Engine, CardLocks),
+    ) -> Resident {
         *loads += 1;
-        let resident = Resident { load: *loads, engine };
+        let resident = Resident { load: *loads, engine, cards };
         self.show(Shown::Model(resident.clone()));
         *slot = Some(resident.clone());
-        Ok(resident)
+        resident
     }
 
     /// Drops the model, if there is one, after `earlier` and the requests that hold it.
@@ -230,6 +256,32 @@ impl Service {
 
     fn shown(&self) -> MutexGuard<'_, Shown> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What it takes to start a model.
+struct Start {
+    model: Arc<LoadedModel>,
+    plan: Plan,
+    cards: CardLocks,
+}
+
+impl Start {
+    /// The same again, for a model whose workers have ended.
+    fn again(resident: &Resident) -> Self {
+        let Resident { engine, cards, .. } = resident;
+        Self { model: engine.model().clone(), plan: engine.plan().clone(), cards: cards.clone() }
+    }
+
+    async fn run(
+        self,
+        options: EngineOptions,
+        progress: impl FnMut(LoadProgress) + Send + 'static,
+    ) -> Result<(Engine, CardLocks), LoadError> {
+        let Self { model, plan, cards } = self;
+        let options = EngineOptions { cards: cards.clone(), ..options };
+        let engine = blocking(move || Engine::start(model, plan, options, progress)).await?;
+        Ok((engine.map_err(|error| LoadError::Engine { error, restored: false })?, cards))
     }
 }
 
