@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 pub const SPIN_LIMIT: Duration = Duration::from_micros(50);
 /// A wait of this length says that nothing is going on.
 const IDLE: Duration = Duration::from_millis(50);
+/// Time for an answer that comes at once, before the processor is offered: an offer takes a microsecond itself.
+const POLITE: Duration = Duration::from_micros(3);
 /// Looks between two offers of the processor while spinning.
 const LOOKS_PER_CLOCK: u32 = 32;
 
@@ -267,14 +269,20 @@ impl End {
         // When nothing is going on, spinning would only keep a processor warm.
         let budget = if self.last > self.patience.max(IDLE) { Duration::ZERO } else { self.patience };
         let budget = budget.min(timeout);
-        while start.elapsed() < budget {
+        while !budget.is_zero() {
             for _ in 0..LOOKS_PER_CLOCK {
                 if let Some(found) = self.look()? {
                     return Ok(Some(found));
                 }
                 std::hint::spin_loop();
             }
-            std::thread::yield_now();
+            let spent = start.elapsed();
+            if spent >= budget {
+                break;
+            }
+            if spent >= POLITE {
+                std::thread::yield_now();
+            }
         }
         Ok(None)
     }
