@@ -342,6 +342,25 @@ pub enum Refusal {
         /// Layers of the model.
         layers: usize,
     },
+    /// A saved plan with a number that no plan has.
+    #[error("the saved plan is damaged: {what} is {found}, but must be {} to {}; make a new plan", allowed.start(), allowed.end())]
+    PlanNumber {
+        /// Which.
+        what: &'static str,
+        /// In the plan.
+        found: usize,
+        /// What is possible.
+        allowed: std::ops::RangeInclusive<usize>,
+    },
+    /// A saved plan whose bytes are not those of its stages.
+    #[error(
+        "the saved plan charges layers {}-{} with other bytes than they take: it was changed, or another version made it; \
+         make a new plan", stage.start, stage.end.saturating_sub(1)
+    )]
+    PlanBytes {
+        /// The stage.
+        stage: std::ops::Range<usize>,
+    },
     /// A saved plan that does not fit any more.
     #[error(
         "the saved plan needs {} of {place}, of which {} are available now; free the rest, or make a new plan",
@@ -452,7 +471,9 @@ impl Refusal {
             Refusal::PlanVersion { .. } => "plan_version",
             Refusal::PlanOtherModel { .. } => "plan_other_model",
             Refusal::PlanOtherDevice { .. } => "plan_other_device",
-            Refusal::PlanMalformed { .. } => "plan_malformed",
+            Refusal::PlanMalformed { .. } | Refusal::PlanNumber { .. } | Refusal::PlanBytes { .. } => {
+                "plan_malformed"
+            }
             Refusal::Memory(_) | Refusal::PlanMemory { .. } => "out_of_memory",
         }
     }

@@ -1,8 +1,13 @@
 //! Plans that were made before: whether one still holds, and how two differ.
 
+use super::layout::{self, Band, Processor};
+use super::request::{MAX_PARALLEL, MAX_STEP, MAX_THREADS};
 use super::{Gpu, Machine, ModelSummary, Refusal, bytes};
 use serde_json::Value;
-use spillway_protocol::plan::{Execution, GpuDevice, PLAN_VERSION, Plan, PlannedModel, Stage};
+use spillway_protocol::plan::{
+    Execution, GpuDevice, Limits, PLAN_VERSION, Plan, PlannedModel, Residency, Stage,
+};
+use std::ops::RangeInclusive;
 
 /// Checks that a saved plan can be used as it stands: same model, same devices, and still enough memory. The file may have
 /// moved; the result names it where it is now.
@@ -15,6 +20,8 @@ pub fn replay(saved: &Plan, model: &ModelSummary, machine: &Machine) -> Result<P
     }
     check_model(&saved.model, &model.model)?;
     check_stages(saved)?;
+    check_limits(saved)?;
+    check_bytes(saved, model)?;
     check_memory(saved, machine)?;
     Ok(Plan { model: model.model.clone(), ..saved.clone() })
 }
@@ -50,6 +57,53 @@ fn check_stages(saved: &Plan) -> Result<(), Refusal> {
         next = band.end;
     }
     if next == layers { Ok(()) } else { Err(Refusal::PlanMalformed { stage: next..layers, layers }) }
+}
+
+/// The numbers of a request are in their ranges, as they were when the plan was made.
+fn check_limits(saved: &Plan) -> Result<(), Refusal> {
+    let Limits { max_seq, max_sequences, kv_blocks, max_step_tokens, max_logit_rows, .. } = saved.limits;
+    let sequence = layout::blocks_per_sequence(max_seq);
+    let rows = |step| layout::logit_rows(saved.model.vocab, step, max_sequences);
+    let threads = saved.stages.iter().filter_map(|stage| match stage.execution {
+        Execution::Cpu { threads, .. } => Some(("threads", threads, 1..=MAX_THREADS)),
+        Execution::Gpu { .. } => None,
+    });
+    let sizes = [
+        ("max_seq", max_seq, 1..=saved.model.context_length),
+        ("max_sequences", max_sequences, 1..=MAX_PARALLEL),
+        ("max_step_tokens", max_step_tokens, max_sequences.max(1)..=MAX_STEP),
+    ];
+    let within = |(_, found, allowed): &(&str, usize, RangeInclusive<usize>)| allowed.contains(found);
+    let refused = |(what, found, allowed): (&'static str, usize, RangeInclusive<usize>)| {
+        Refusal::PlanNumber { what, found, allowed }
+    };
+    if let Some(wrong) = sizes.into_iter().chain(threads).find(|size| !within(size)) {
+        return Err(refused(wrong));
+    }
+    // Only now are these products of numbers in their ranges.
+    let derived = [
+        ("kv_blocks", kv_blocks, sequence..=sequence * max_sequences),
+        ("max_logit_rows", max_logit_rows, rows(max_step_tokens)..=rows(max_step_tokens)),
+    ];
+    derived.into_iter().find(|size| !within(size)).map_or(Ok(()), |wrong| Err(refused(wrong)))
+}
+
+/// Every stage is charged for what it will allocate.
+fn check_bytes(saved: &Plan, model: &ModelSummary) -> Result<(), Refusal> {
+    let (mut cpus, mut gpus) = (0.., 0..);
+    for stage in &saved.stages {
+        let processor = match stage.execution {
+            Execution::Cpu { .. } => Processor::Cpu(cpus.next().unwrap_or_default()),
+            Execution::Gpu { .. } => Processor::Gpu(gpus.next().unwrap_or_default()),
+        };
+        let landing = layout::takes_rows_from_gpu(processor, saved.peer_copies);
+        let mapped = stage.residency.iter().filter(|place| **place == Residency::HostMapped).count();
+        let band = Band { layers: stage.layers.clone(), processor, landing, mapped };
+        if layout::stage_bytes(model, &saved.limits, &band) != stage.bytes {
+            return Err(Refusal::PlanBytes { stage: stage.layers.clone() });
+        }
+    }
+    Ok(())
 }
 
 fn check_memory(saved: &Plan, machine: &Machine) -> Result<(), Refusal> {

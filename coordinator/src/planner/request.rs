@@ -58,9 +58,9 @@ const DEFAULT_STEP: usize = 512;
 const FINE_BELOW: u64 = 1_000_000_000;
 
 /// Highest values that mean anything; beyond them a typo is more likely than a wish.
-const MAX_THREADS: usize = 1024;
-const MAX_PARALLEL: usize = 256;
-const MAX_STEP: usize = 8192;
+pub(super) const MAX_THREADS: usize = 1024;
+pub(super) const MAX_PARALLEL: usize = 256;
+pub(super) const MAX_STEP: usize = 8192;
 const MAX_STAGES: usize = 256;
 
 /// A request that has been read: every number is in range, names are resolved, stages are not yet laid out.

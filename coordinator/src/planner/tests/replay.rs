@@ -2,6 +2,7 @@
 
 use super::gpus::{gpu, on};
 use super::*;
+use spillway_protocol::plan::Limits;
 
 fn host() -> Machine {
     Machine {
@@ -55,6 +56,25 @@ fn what_has_changed_is_named() {
     let mut short = saved();
     short.stages.pop();
     refused(&short, &model, &host, "plan_malformed", &["layers 5-8 of 9"]);
+    let mut heavy = saved();
+    heavy.stages[0].bytes.weights = u64::MAX;
+    refused(&heavy, &model, &host, "plan_malformed", &["layers 0-4", "other bytes"]);
+    let numbers: [(fn(&mut Limits) -> &mut usize, &str); 4] = [
+        (|limits| &mut limits.max_seq, "max_seq"),
+        (|limits| &mut limits.max_sequences, "max_sequences"),
+        (|limits| &mut limits.kv_blocks, "kv_blocks"),
+        (|limits| &mut limits.max_logit_rows, "max_logit_rows"),
+    ];
+    for (number, name) in numbers {
+        for value in [0, usize::MAX] {
+            let mut plan = saved();
+            *number(&mut plan.limits) = value;
+            refused(&plan, &model, &host, "plan_malformed", &[name]);
+        }
+    }
+    let mut idle = plan(&model, &machine(), &PlacementRequest::default()).unwrap();
+    idle.stages[0].execution = Execution::Cpu { threads: 0, node: None };
+    refused(&idle, &model, &machine(), "plan_malformed", &["threads is 0"]);
 }
 
 #[test]
