@@ -217,3 +217,26 @@ fn a_worker_that_keeps_dying_is_given_up() {
     drop(engine);
     assert_eq!(children(), NOBODY);
 }
+
+/// A file that has taken the place of the model's while it was served is not mixed into the pipeline, though it fits.
+#[test]
+fn a_worker_is_not_replaced_from_another_file() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("qwen3"));
+    let engine = start(&file.path, &placement(2));
+    let other = file.path.with_extension("new");
+    std::fs::copy(&file.path, &other).unwrap();
+    std::fs::rename(&other, &file.path).unwrap();
+    let running = submit(&engine, greedy(&prompt(1, 20), 230));
+    running.tokens(1);
+    signal_worker(&engine, 0, Signal::SIGKILL);
+    let GenerateEvent::Failed(error) = running.end() else { panic!("the answer goes on") };
+    assert!(
+        error.code == "worker_failed" && error.message.contains("not the one that was loaded"),
+        "{error}"
+    );
+    let status = engine.status();
+    assert!(!status.ready && status.stages.iter().all(|stage| stage.state == "ended"), "{status:?}");
+    drop(engine);
+    assert_eq!(children(), NOBODY);
+}

@@ -18,6 +18,9 @@ pub struct LoadBand {
     pub model: PathBuf,
     /// Length the coordinator validated; a different length now is a refusal.
     pub file_bytes: u64,
+    /// Device, inode and time of change (seconds, nanoseconds) of the file that the coordinator has open: the same path may name
+    /// another file by the time a worker is replaced. `None` when it has none open.
+    pub file_stamp: Option<[i64; 4]>,
     /// Pipeline incarnation; frames of earlier ones are dropped, a frame of a later one begins it.
     pub epoch: u64,
     /// Place in the pipeline, 0-based.

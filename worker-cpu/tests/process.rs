@@ -176,7 +176,16 @@ impl Setup {
                 why: String::new(),
             };
             let file_bytes = model.gguf().file_len() as u64;
-            LoadBand { model: path.to_owned(), file_bytes, epoch: EPOCH, stage_index, stage, limits }
+            let file_stamp = model.gguf().stamp();
+            LoadBand {
+                model: path.to_owned(),
+                file_bytes,
+                file_stamp,
+                epoch: EPOCH,
+                stage_index,
+                stage,
+                limits,
+            }
         };
         let loads = cuts.iter().enumerate().map(load).collect();
         Self { rings: rings.collect(), loads, limits: frames }

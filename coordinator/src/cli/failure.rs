@@ -133,6 +133,7 @@ impl Failure {
                 ErrorClass::Validation | ErrorClass::ContextLength | ErrorClass::Unsupported => 3,
                 ErrorClass::Transient | ErrorClass::Internal => 4,
             },
+            Failure::Engine(EngineError::Option { .. }) => 3,
             Failure::Engine(_) => 4,
             Failure::Interrupted => 130,
         }

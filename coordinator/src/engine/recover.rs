@@ -6,6 +6,7 @@
 
 use super::driver::{Driver, Next};
 use super::mailbox::Command;
+use super::pipeline::Pipeline;
 use super::request::RequestError;
 use super::start::next_epoch;
 use super::supervisor::Verdict;
@@ -23,15 +24,15 @@ impl Driver {
         let began = Instant::now();
         loop {
             let delay = match self.supervisor.judge(Instant::now()) {
-                Verdict::Restart(delay) => delay,
-                Verdict::GiveUp => {
+                Verdict::Restart(delay) if !error.is_final() => delay,
+                _ => {
                     self.fail(&RequestError::given_up(&error, self.supervisor.recent()));
                     return Next::GoOn;
                 }
             };
             tracing::warn!(code = error.code(), recent = self.supervisor.recent(), "{error}; it is replaced");
             self.board.rewind(&error);
-            self.shared.set_recovering(&error);
+            self.shared.set_recovering(&error, self.pipeline.iter().flat_map(Pipeline::views).collect());
             self.tell();
             match self.replace(delay) {
                 Ok(Some(replaced)) => {

@@ -45,7 +45,7 @@ pub struct StageStatus {
     pub pid: u32,
     /// What it allocated.
     pub loaded: LoadStats,
-    /// What it is in the middle of.
+    /// What it is in the middle of; `ended` when the process is gone.
     pub state: &'static str,
     /// Step in hand, or the last one.
     pub step: u64,
@@ -100,7 +100,8 @@ impl Shared {
     }
 
     /// A worker is being replaced.
-    pub(super) fn set_recovering(&self, error: &WorkerError) {
+    pub(super) fn set_recovering(&self, error: &WorkerError, workers: Vec<WorkerView>) {
+        *self.workers.lock().unwrap_or_else(PoisonError::into_inner) = workers;
         *self.recovering.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
     }
 
@@ -121,6 +122,10 @@ impl Shared {
 
     pub(super) fn set_failure(&self, error: RequestError) {
         *self.recovering.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        // The pipeline is dropped with the failure, and its workers with it.
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        workers.iter_mut().for_each(|worker| worker.alive = false);
+        drop(workers);
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 
@@ -154,7 +159,10 @@ fn stage_status(view: &WorkerView) -> StageStatus {
     let page = view.status.read();
     let counters = page.counters;
     StageStatus {
-        state: page.state.map_or("unknown", WorkerState::as_str),
+        state: match (view.alive, page.state) {
+            (false, _) => "ended",
+            (true, state) => state.map_or("unknown", WorkerState::as_str),
+        },
         step: page.step,
         pid: view.pid,
         loaded: view.stats.clone(),

@@ -12,6 +12,7 @@ use crate::devices::THIS_PROGRAM;
 use crate::open::LoadedModel;
 use crate::planner::steps_in_flight;
 use crate::workers::{LoadProgress, LoadWatcher, WorkerError, Workers};
+use spillway_model::gguf::FileStamp;
 use spillway_protocol::frame::FrameLimits;
 use spillway_protocol::plan::Plan;
 use std::ops::ControlFlow;
@@ -53,8 +54,13 @@ pub(super) fn start(
     let system = |action| move |source| EngineError::System { action, source };
     let mailbox = Arc::new(Mailbox::new().map_err(|errno| system("eventfd")(errno.into()))?);
     let (news, incoming) = channel();
-    let launch =
-        Launch { rewindable: rewindable(&model), plan: plan.clone(), options, mailbox: mailbox.clone() };
+    let launch = Launch {
+        rewindable: rewindable(&model),
+        plan: plan.clone(),
+        file_stamp: model.file().gguf().stamp(),
+        options,
+        mailbox: mailbox.clone(),
+    };
     // The thread that spawns the workers lives as long as they do: they end with it.
     let thread =
         Builder::new().name("engine".into()).spawn(move || launch.run(&news)).map_err(system("thread"))?;
@@ -100,6 +106,7 @@ fn rewindable(model: &LoadedModel) -> bool {
 #[derive(Debug)]
 struct Launch {
     plan: Plan,
+    file_stamp: Option<FileStamp>,
     options: EngineOptions,
     rewindable: bool,
     mailbox: Arc<Mailbox>,
@@ -109,7 +116,7 @@ impl Launch {
     fn run(self, news: &Sender<News>) {
         let epoch = next_epoch();
         let exe = self.options.worker_exe.clone().unwrap_or_else(|| PathBuf::from(THIS_PROGRAM));
-        match Workers::start(self.plan.clone(), exe, epoch, &mut Starting { news }) {
+        match Workers::start(self.plan.clone(), self.file_stamp, exe, epoch, &mut Starting { news }) {
             Ok(workers) => self.serve(workers, epoch, news),
             Err(error) => drop(news.send(News::Failed(error))),
         }

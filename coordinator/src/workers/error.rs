@@ -171,6 +171,11 @@ impl WorkerError {
         }
     }
 
+    /// Whether another start would fail in the same way.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self, WorkerError::Reported { code, .. } if code == "file_changed")
+    }
+
     /// Whether what the worker was doing may be to blame. A signal from outside says nothing of the step in hand; a crash, an
     /// error and a step without end do.
     pub(crate) fn blames_the_step(&self) -> bool {

@@ -1,7 +1,7 @@
 //! Handshake and loading, all workers at once.
 
 use super::error::WorkerError;
-use super::{LoadProgress, LoadWatcher, Worker};
+use super::{LoadProgress, LoadWatcher, Recipe, Worker};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use spillway_protocol::channel::{ChannelError, Received};
 use spillway_protocol::control::{FromWorker, LayerBytes, LoadBand, LoadStats, PROTOCOL_VERSION, ToWorker};
@@ -46,7 +46,7 @@ struct Loading {
 /// Sends every worker that has none its band and waits until all have loaded.
 pub(super) fn load_all(
     workers: &mut [Worker],
-    plan: &Plan,
+    recipe: &Recipe,
     epoch: u64,
     watcher: &mut dyn LoadWatcher,
 ) -> Result<(), WorkerError> {
@@ -58,7 +58,7 @@ pub(super) fn load_all(
     while states.iter().any(|state| state.phase != Phase::Loaded) {
         wait_for_news(workers, TICK);
         for (worker, state) in workers.iter_mut().zip(&mut states) {
-            take_news(worker, state, plan, epoch, watcher)?;
+            take_news(worker, state, recipe, epoch, watcher)?;
             check_silence(worker, state)?;
         }
         if watcher.tick().is_break() {
@@ -80,7 +80,7 @@ pub(super) fn wait_for_news(workers: &[Worker], limit: Duration) {
 fn take_news(
     worker: &mut Worker,
     state: &mut Loading,
-    plan: &Plan,
+    recipe: &Recipe,
     epoch: u64,
     watcher: &mut dyn LoadWatcher,
 ) -> Result<(), WorkerError> {
@@ -89,19 +89,19 @@ fn take_news(
         match (state.phase, message) {
             (Phase::Starting, FromWorker::Hello { protocol, .. }) => {
                 worker.expect_version(protocol)?;
-                worker.send(&load_message(worker, plan, epoch))?;
+                worker.send(&load_message(worker, recipe, epoch))?;
                 state.phase = Phase::Loading;
             }
             (Phase::Loading, FromWorker::Progress { done, total }) => {
                 watcher.progress(LoadProgress::Weights {
                     stage: worker.stage,
-                    stages: plan.stages.len(),
+                    stages: recipe.plan.stages.len(),
                     done,
                     total,
                 });
             }
             (Phase::Loading, FromWorker::Loaded(stats)) => {
-                worker.check_stats(&stats, plan);
+                worker.check_stats(&stats, &recipe.plan);
                 for note in &stats.notes {
                     tracing::warn!(stage = worker.stage, "{note}");
                 }
@@ -118,10 +118,12 @@ fn take_news(
     Ok(())
 }
 
-fn load_message(worker: &Worker, plan: &Plan, epoch: u64) -> ToWorker {
+fn load_message(worker: &Worker, recipe: &Recipe, epoch: u64) -> ToWorker {
+    let plan = &recipe.plan;
     ToWorker::Load(Box::new(LoadBand {
         model: plan.model.path.clone(),
         file_bytes: plan.model.file_bytes,
+        file_stamp: recipe.file_stamp,
         epoch,
         stage_index: worker.stage,
         stage: plan.stages[worker.stage].clone(),

@@ -116,6 +116,8 @@ impl Worker {
 pub struct WorkerView {
     /// Process id.
     pub pid: u32,
+    /// Whether it was there when the view was made.
+    pub alive: bool,
     /// Its status page.
     pub status: Arc<StatusReader>,
     /// What it allocated.
@@ -126,6 +128,8 @@ pub struct WorkerView {
 #[derive(Debug)]
 struct Recipe {
     plan: Plan,
+    /// Of the model's file, as the coordinator has it open.
+    file_stamp: Option<[i64; 4]>,
     exe: PathBuf,
     /// Ring `i` leads into stage `i`, the last one out of the last stage. They outlive the workers: a new one takes the ends
     /// of its predecessor over.
@@ -159,6 +163,7 @@ impl Workers {
     /// workers (see [`WorkerProcess::spawn`]).
     pub(crate) fn start(
         plan: Plan,
+        file_stamp: Option<[i64; 4]>,
         exe: PathBuf,
         epoch: u64,
         watcher: &mut dyn LoadWatcher,
@@ -166,7 +171,7 @@ impl Workers {
         // Tests need memory of the devices, which the workers are about to take.
         let decided = links::decide(&plan, &exe);
         let rings = make_rings(&plan)?;
-        let recipe = Recipe { plan, exe, rings, decided };
+        let recipe = Recipe { plan, file_stamp, exe, rings, decided };
         let stages = recipe.plan.stages.len();
         let workers: Result<Vec<Worker>, WorkerError> =
             (0..stages).map(|stage| recipe.spawn(stage)).collect();
@@ -209,7 +214,7 @@ impl Workers {
 
     /// Lets every worker that has no band load its own, arranges their links, and lets them serve.
     fn load(&mut self, epoch: u64, watcher: &mut dyn LoadWatcher) -> Result<(), WorkerError> {
-        load::load_all(&mut self.workers, &self.recipe.plan, epoch, watcher)?;
+        load::load_all(&mut self.workers, &self.recipe, epoch, watcher)?;
         self.links = links::arrange(&mut self.workers, &self.recipe.decided, &self.links, watcher)?;
         Ok(())
     }
@@ -247,6 +252,7 @@ impl Workers {
     pub(crate) fn views(&self) -> Vec<WorkerView> {
         let view = |worker: &Worker| WorkerView {
             pid: worker.process.pid(),
+            alive: worker.alive,
             status: worker.status.clone(),
             stats: worker.stats.clone(),
         };

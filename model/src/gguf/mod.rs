@@ -27,6 +27,7 @@ use memmap2::{Mmap, UncheckedAdvice};
 use metadata::Entry;
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use tensor::RawTensor;
 
@@ -51,10 +52,15 @@ enum Backing {
     Owned(Vec<u8>),
 }
 
+/// What tells a file from another one that has taken its place, or from itself after a change: device, inode, and when the
+/// content was last changed, in seconds and nanoseconds.
+pub type FileStamp = [i64; 4];
+
 /// An opened, fully checked GGUF file.
 #[derive(Debug)]
 pub struct Gguf {
     backing: Backing,
+    stamp: Option<FileStamp>,
     version: u32,
     entries: Vec<Entry>,
     by_key: Vec<u32>,
@@ -69,7 +75,16 @@ impl Gguf {
     /// Maps and checks the file at `path`.
     pub fn open(path: &Path) -> Result<Gguf, GgufError> {
         let in_file = |error| GgufError::InFile { path: path.to_owned(), error: Box::new(error) };
-        map(path).and_then(|map| Gguf::check(Backing::Map(map))).map_err(in_file)
+        let opened = map(path).and_then(|(map, stamp)| {
+            let gguf = Gguf::check(Backing::Map(map))?;
+            Ok(Gguf { stamp: Some(stamp), ..gguf })
+        });
+        opened.map_err(in_file)
+    }
+
+    /// Which file this is; nothing for one held in memory.
+    pub fn stamp(&self) -> Option<FileStamp> {
+        self.stamp
     }
 
     /// Checks a file held in memory.
@@ -106,7 +121,18 @@ impl Gguf {
             reason: "the name occurs twice".to_owned(),
         })?;
         let notes = unknown_types(&tensors).into_iter().collect();
-        Ok(Gguf { backing, version, entries, by_key, tensors, by_name, data_offset, alignment, notes })
+        Ok(Gguf {
+            backing,
+            stamp: None,
+            version,
+            entries,
+            by_key,
+            tensors,
+            by_name,
+            data_offset,
+            alignment,
+            notes,
+        })
     }
 
     /// Container version, 2 or 3.
@@ -281,7 +307,7 @@ fn refuse_split(metadata: Metadata<'_>) -> Result<(), GgufError> {
 }
 
 /// Maps a regular file for reading.
-fn map(path: &Path) -> Result<Mmap, GgufError> {
+fn map(path: &Path) -> Result<(Mmap, FileStamp), GgufError> {
     // Asked before opening: opening a pipe would wait for its writer.
     let kind = fs::metadata(path).map_err(GgufError::Io)?.file_type();
     if !kind.is_file() {
@@ -290,14 +316,17 @@ fn map(path: &Path) -> Result<Mmap, GgufError> {
         });
     }
     let file = File::open(path).map_err(GgufError::Io)?;
-    let bytes = file.metadata().map_err(GgufError::Io)?.len();
+    let facts = file.metadata().map_err(GgufError::Io)?;
+    let bytes = facts.len();
+    let stamp = [facts.dev().cast_signed(), facts.ino().cast_signed(), facts.mtime(), facts.mtime_nsec()];
     if bytes == 0 {
         return Err(GgufError::Empty);
     }
     // SAFETY: the mapping is read-only and never written through; the module documentation states that the file must
     // not shrink while it is mapped.
-    unsafe { Mmap::map(&file) }.map_err(|error| match error.kind() {
+    let map = unsafe { Mmap::map(&file) }.map_err(|error| match error.kind() {
         ErrorKind::OutOfMemory => GgufError::AddressSpace { bytes },
         _ => GgufError::Io(error),
-    })
+    })?;
+    Ok((map, stamp))
 }

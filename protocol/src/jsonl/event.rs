@@ -152,7 +152,7 @@ pub struct StageReport {
     /// The stage.
     #[serde(flatten)]
     pub stage: StageSummary,
-    /// What the worker is in the middle of.
+    /// What the worker is in the middle of; `ended` when the process is gone.
     pub state: &'static str,
     /// Step in hand, or the last one.
     pub step: u64,

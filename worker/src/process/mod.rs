@@ -89,6 +89,12 @@ pub enum ProcessError {
     /// The model file.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The path names another file, or the file was written to.
+    #[error("{path}: the file is not the one that was loaded, or has been changed since; load it again")]
+    FileReplaced {
+        /// The path.
+        path: PathBuf,
+    },
     /// The file is not the one that was planned for.
     #[error("{path}: the file has {found} bytes now, {expected} when the plan was made; load it again")]
     FileChanged {
@@ -131,7 +137,7 @@ impl ProcessError {
             ProcessError::Frame(error) => error.code(),
             ProcessError::ExpectedLoad => "expected_load",
             ProcessError::Model(error) => error.code(),
-            ProcessError::FileChanged { .. } => "file_changed",
+            ProcessError::FileReplaced { .. } | ProcessError::FileChanged { .. } => "file_changed",
             ProcessError::Band { code, .. } => code,
             ProcessError::Stopped => "stopped",
         }

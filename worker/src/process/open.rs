@@ -44,6 +44,9 @@ pub(super) fn open<W: Worker>(
     if found != load.file_bytes {
         return Err(ProcessError::FileChanged { path: load.model.clone(), expected: load.file_bytes, found });
     }
+    if load.file_stamp.is_some() && load.file_stamp != model.gguf().stamp() {
+        return Err(ProcessError::FileReplaced { path: load.model.clone() });
+    }
     let limits = FrameLimits::new(&load.limits, model.program().d_model, model.program().vocab);
     let mut progress = Progress { sender, stop, last: None, given_up: None };
     let loaded = W::load(&Arc::new(model), load, rings, &mut |done, total| progress.tell(done, total));
