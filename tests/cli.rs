@@ -177,6 +177,10 @@ fn a_daemon_that_is_not_there_is_told() {
     let ran = run(&["status", "--connect", text(&path)]);
     assert_eq!(ran.code, Some(1));
     assert_one_error_line(&ran, "no-socket");
+    for interval in ["inf", "nan", "-1", "0", "1e300", "x"] {
+        let watch = format!("--watch={interval}");
+        assert_refused(&["status", "--connect", "s", &watch], 2, "usage", "0.1 to 86400");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use clap_complete::Shell;
 use serde_json::{Map, Value, json};
 use spillway_model::tokenizer::TokenizerOptions;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Exit codes, shown below the help of the program.
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 input or output failed, 2 wrong usage, 3 file, plan or request refused, \
@@ -466,11 +467,20 @@ pub struct StatusArgs {
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub connect: PathBuf,
     /// Show it again every so many seconds, until Ctrl-C
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
-    pub watch: Option<f64>,
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = parse_interval)]
+    pub watch: Option<Duration>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// Seconds between two looks: from a tenth to a day.
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let allowed = Duration::from_millis(100)..=Duration::from_secs(86_400);
+    seconds
+        .filter(|seconds| allowed.contains(seconds))
+        .ok_or_else(|| "expected 0.1 to 86400 seconds".to_owned())
 }
 
 /// `devices`.

@@ -13,8 +13,6 @@ use std::time::Duration;
 
 /// Longest wait for a daemon's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time between two looks, in seconds: a day.
-const LONGEST: f64 = 86_400.0;
 /// Clears a terminal and goes to its upper left corner.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
@@ -32,7 +30,7 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
         }
         let Some(seconds) = args.watch else { return Ok(()) };
         // Nobody unparks this thread; it may come back early all the same, which shows the state a little sooner.
-        std::thread::park_timeout(Duration::from_secs_f64(seconds.max(0.1).min(LONGEST)));
+        std::thread::park_timeout(seconds);
     }
 }
 

@@ -59,7 +59,8 @@ fn what_has_changed_is_named() {
     let mut heavy = saved();
     heavy.stages[0].bytes.weights = u64::MAX;
     refused(&heavy, &model, &host, "plan_malformed", &["layers 0-4", "other bytes"]);
-    let numbers: [(fn(&mut Limits) -> &mut usize, &str); 4] = [
+    type Number = fn(&mut Limits) -> &mut usize;
+    let numbers: [(Number, &str); 4] = [
         (|limits| &mut limits.max_seq, "max_seq"),
         (|limits| &mut limits.max_sequences, "max_sequences"),
         (|limits| &mut limits.kv_blocks, "kv_blocks"),
