@@ -9,11 +9,10 @@
 mod fixture;
 
 use fixture::{
-    NOBODY, answer, children, descriptors, exists, greedy, open, options, placement, prompt, start, submit,
-    tiny, try_start,
+    NOBODY, answer, children, descriptors, exists, greedy, open, options, pids, placement, prompt,
+    signal_worker, start, submit, take_turn, tiny, try_start,
 };
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use spillway::engine::{Engine, EngineOptions, ErrorClass, GenerateEvent};
 use spillway::planner::{Machine, PlacementRequest, plan};
 use spillway_model::testing::TinyModel;
@@ -21,23 +20,7 @@ use std::fs::{OpenOptions, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-static TURN: Mutex<()> = Mutex::new(());
-
-fn take_turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn pids(engine: &Engine) -> Vec<u32> {
-    engine.status().stages.iter().map(|stage| stage.pid).collect()
-}
-
-fn signal_worker(engine: &Engine, stage: usize, signal: Signal) {
-    let pid = i32::try_from(pids(engine)[stage]).unwrap();
-    kill(Pid::from_raw(pid), signal).unwrap();
-}
 
 #[test]
 fn without_restarts_a_killed_worker_ends_every_request_once_and_the_engine_says_why() {

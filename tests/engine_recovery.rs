@@ -8,33 +8,16 @@
 mod fixture;
 
 use fixture::{
-    NOBODY, PATIENCE, Running, answer, children, descriptors, greedy, logits, open, options, placement,
-    prompt, start, submit, tiny, try_start,
+    NOBODY, PATIENCE, Running, answer, children, descriptors, greedy, logits, open, options, pids, placement,
+    prompt, signal_worker, start, submit, take_turn, tiny, try_start,
 };
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use spillway::engine::{Engine, EngineOptions, GenerateEvent, GenerateRequest, ScoreRequest};
+use nix::sys::signal::Signal;
+use spillway::engine::{EngineOptions, GenerateEvent, GenerateRequest, ScoreRequest};
 use spillway::planner::PlacementRequest;
 use spillway::sampler::SamplingParams;
 use spillway_model::testing::TinyModel;
 use std::ops::ControlFlow;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-static TURN: Mutex<()> = Mutex::new(());
-
-fn take_turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn pids(engine: &Engine) -> Vec<u32> {
-    engine.status().stages.iter().map(|stage| stage.pid).collect()
-}
-
-fn signal_worker(engine: &Engine, stage: usize, signal: Signal) {
-    let pid = i32::try_from(pids(engine)[stage]).unwrap();
-    kill(Pid::from_raw(pid), signal).unwrap();
-}
 
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test file uses a part of the fixture")]
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use spillway::engine::{
     Completion, Engine, EngineError, EngineOptions, GenerateEvent, GenerateRequest, RequestId, ScoreRequest,
 };
@@ -12,8 +14,8 @@ use spillway_model::testing::TinyModel;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -142,6 +144,23 @@ pub fn logits(engine: &Engine, ids: &[u32], chunk: usize) -> Vec<Vec<u32>> {
 /// A prompt of `count` ids that differ with `seed`.
 pub fn prompt(seed: u32, count: u32) -> Vec<u32> {
     (0..count).map(|i| (i * 37 + seed * 101 + i * i * seed) % 250).collect()
+}
+
+static TURN: Mutex<()> = Mutex::new(());
+
+/// One test at a time, for tests that count the processes and descriptors of the test program.
+pub fn take_turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Process ids of the workers, in pipeline order.
+pub fn pids(engine: &Engine) -> Vec<u32> {
+    engine.status().stages.iter().map(|stage| stage.pid).collect()
+}
+
+pub fn signal_worker(engine: &Engine, stage: usize, signal: Signal) {
+    let pid = i32::try_from(pids(engine)[stage]).unwrap();
+    kill(Pid::from_raw(pid), signal).unwrap();
 }
 
 /// What [`children`] is when every worker is gone and reaped.
