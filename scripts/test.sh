@@ -28,7 +28,7 @@ fi
 say "the real model that some tests use"
 if model=$(fetch_smollm2); then export SPILLWAY_SMOLLM2="$model"; else say "not available: its tests are skipped"; fi
 say "tests"
-cargo test --workspace --locked
+cargo test --workspace --locked --no-fail-fast
 say "pipelines over emulated devices"
 if "$program" kernels build --arch emulated_wave32 >/dev/null; then
   SPILLWAY_BIN="$program" scripts/pp-gate.sh --emulated

@@ -49,10 +49,13 @@ impl Models {
         self.write("other.gguf", &TinyModel::new("llama").seed(7))
     }
 
-    /// Writes a model.
+    /// Writes a model. A file that holds it already stays as it is: a program that has it open would take a rewritten one for another.
     pub fn write(&self, name: &str, model: &TinyModel) -> PathBuf {
         let path = self.path(name);
-        model.write(&path).unwrap();
+        let bytes = model.to_bytes().unwrap();
+        if fs::read(&path).ok().as_ref() != Some(&bytes) {
+            fs::write(&path, bytes).unwrap();
+        }
         path
     }
 }
