@@ -6,6 +6,8 @@
 use crate::compile::{Arch, ChildCommand};
 use crate::hip::{BusFacts, Device, DeviceInfo, Driver, HipError, Provider, search};
 use crate::links::{self, End, LinkCache, Verdict};
+use crate::measurements::Measurements;
+use crate::speed::DeviceSpeed;
 use serde::{Deserialize, Serialize};
 use std::rc::Rc;
 
@@ -40,6 +42,9 @@ pub struct DeviceReport {
     pub wave: u32,
     /// Whether it shares the host's memory; then it is not used unless it is named.
     pub integrated: bool,
+    /// How fast it is, where that was measured.
+    #[serde(default)]
+    pub speed: Option<DeviceSpeed>,
     /// Why a plan refuses it, if so.
     pub refused: Option<String>,
     /// Why it may not be used although nothing refuses it, one sentence each.
@@ -128,6 +133,7 @@ fn report(driver: &Rc<Driver>, ordinal: u32) -> Result<DeviceReport, HipError> {
         compute_units: info.compute_units,
         wave: info.wave,
         integrated: info.integrated,
+        speed: None,
         refused,
         cautions,
     })
@@ -170,6 +176,39 @@ impl Survey {
         self.look_up_links(cache);
     }
 
+    /// Fills in how fast devices are, as far as it was measured before.
+    pub fn look_up_speeds(&mut self, results: &Measurements) {
+        for device in &mut self.devices {
+            device.speed = results.find(&speed_subject(device));
+        }
+    }
+
+    /// Measures every usable device, or those of which no speed is known, and keeps what came out. `own` gives the device to
+    /// this process alone for as long as its result lives. Why a device was not measured is told among the things that were
+    /// looked for.
+    pub fn measure<G>(
+        &mut self,
+        results: &Measurements,
+        which: Measure,
+        mut own: impl FnMut(&DeviceReport) -> Result<G, String>,
+    ) {
+        self.look_up_speeds(results);
+        let wanted = |device: &DeviceReport| which == Measure::Anew || device.speed.is_none();
+        for device in &mut self.devices {
+            if device.refused.is_some() || !wanted(device) {
+                continue;
+            }
+            let measured = own(device).and_then(|_owned| measure(device)).and_then(|speed| {
+                device.speed = Some(speed);
+                let kept = results.store(&speed_subject(device), &speed);
+                kept.map_err(|error| format!("the result cannot be kept: {error}"))
+            });
+            if let Err(reason) = measured {
+                self.looked_for.push(format!("speed of device {}: {reason}", device.index));
+            }
+        }
+    }
+
     /// All pairs of devices that can be used.
     fn pairs(&self) -> Vec<(usize, usize)> {
         let usable =
@@ -189,6 +228,27 @@ impl Survey {
         }
         find(&End::from(from), &End::from(to))
     }
+}
+
+/// Which devices are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measure {
+    /// Those of which no speed is known.
+    Missing,
+    /// All.
+    Anew,
+}
+
+fn measure(device: &DeviceReport) -> Result<DeviceSpeed, String> {
+    let text = |error: HipError| error.to_string();
+    let provider: Provider = device.provider.parse().map_err(text)?;
+    let driver = Driver::open(&provider).map_err(text)?;
+    Device::open(&driver, device.ordinal).and_then(|device| DeviceSpeed::measure(&device)).map_err(text)
+}
+
+/// What a device's speed is kept under.
+fn speed_subject(device: &DeviceReport) -> String {
+    format!("speed of {:?}", End::from(device).identity())
 }
 
 impl From<&DeviceReport> for End {
@@ -234,6 +294,34 @@ mod tests {
         let driver = Driver::open(&"emulated".parse().unwrap()).unwrap();
         let amd = DeviceInfo { uuid: Some(*b"0123456789abcdef"), ..driver.describe(0).unwrap() };
         assert_eq!(uuid(&amd).as_deref(), Some("0123456789abcdef"));
+    }
+
+    /// A device that someone else uses keeps the speed that is known of it, and why is told; what is known is not measured
+    /// again unless it is asked for.
+    #[test]
+    fn speeds_are_measured_once_and_only_of_devices_that_are_free() {
+        let folder = tempfile::tempdir().unwrap();
+        let results = Measurements::new(folder.path().to_owned());
+        let look = || survey(Some("emulated:devices=2,memory=8MiB,bandwidth=1GiB"));
+        let known = |survey: &Survey| survey.devices.iter().map(|d| d.speed.is_some()).collect::<Vec<_>>();
+        let mut first = look();
+        first.measure(&results, Measure::Missing, |device| {
+            if device.index == 1 { Err("in use".to_owned()) } else { Ok(()) }
+        });
+        assert_eq!(known(&first), [true, false]);
+        assert_eq!(first.looked_for, ["speed of device 1: in use"]);
+        let mut second = look();
+        second.look_up_speeds(&results);
+        assert_eq!(second.devices[0].speed, first.devices[0].speed);
+        let mut asked = Vec::new();
+        let mut own = |device: &DeviceReport| -> Result<(), String> {
+            asked.push(device.index);
+            Ok(())
+        };
+        second.measure(&results, Measure::Missing, &mut own);
+        assert_eq!(known(&second), [true, true]);
+        second.measure(&results, Measure::Anew, &mut own);
+        assert_eq!(asked, [1, 0, 1]);
     }
 
     #[test]

@@ -7,6 +7,8 @@
 //! - [`band`]: layers with their weights and state on a device; [`GpuWorker`] is the process that runs them.
 //! - [`devices`]: which GPUs there are.
 //! - [`links`]: which of them can write into each other's memory.
+//! - [`speed`]: how fast they are.
+//! - [`measurements`]: what was measured, on disk.
 //!
 //! Everything that touches a device happens on one thread; the types enforce it (none of them is `Send`).
 
@@ -16,8 +18,10 @@ pub mod devices;
 pub mod hip;
 pub mod launch;
 pub mod links;
+pub mod measurements;
+pub mod speed;
 mod worker;
 
 pub use worker::{
-    GpuWorker, NVRTC_SUBCOMMAND, PROBE_SUBCOMMAND, compiler_settings, link_cache, probe_command,
+    GpuWorker, NVRTC_SUBCOMMAND, PROBE_SUBCOMMAND, compiler_settings, link_cache, probe_command, speeds,
 };

@@ -5,6 +5,7 @@ use crate::compile::{ChildCommand, KernelCompiler, Settings};
 use crate::devices;
 use crate::hip::{Device, Driver, Provider};
 use crate::links::LinkCache;
+use crate::measurements::Measurements;
 use spillway_model::file::ModelFile;
 use spillway_protocol::control::{DeviceShare, LoadBand, LoadStats};
 use spillway_protocol::frame::StepFrame;
@@ -31,6 +32,11 @@ pub fn probe_command(program: &Path) -> ChildCommand {
 /// Results of link tests, next to compiled kernels.
 pub fn link_cache() -> LinkCache {
     LinkCache::new(Settings::from_env().cache.join("links"))
+}
+
+/// Measured speeds, next to compiled kernels.
+pub fn speeds() -> Measurements {
+    Measurements::new(Settings::from_env().cache.join("speeds"))
 }
 
 /// Where compilers and the cache are, for a program that knows [`NVRTC_SUBCOMMAND`].
@@ -86,20 +92,24 @@ impl Worker for GpuWorker {
     }
 }
 
-/// Opens the device of the plan, and no other.
+/// Opens the device of the plan, and no other. Its number may be another one here: this process may see fewer devices.
 fn open(planned: &GpuDevice) -> Result<Device, BandError> {
     let provider: Provider = planned.provider.parse()?;
-    let device = Device::open(&Driver::open(&provider)?, planned.ordinal)?;
-    let found = (device.info().pci.to_string(), devices::uuid(device.info()));
-    if (&found.0, &found.1) == (&planned.pci, &planned.uuid) {
-        return Ok(device);
-    }
+    let driver = Driver::open(&provider)?;
     let name = |pci: &str, uuid: Option<&str>| format!("{pci} ({})", uuid.unwrap_or("no id"));
+    let mut visible = Vec::new();
+    for ordinal in 0..driver.device_count() {
+        let info = driver.describe(ordinal)?;
+        let (pci, uuid) = (info.pci.to_string(), devices::uuid(&info));
+        if (&pci, &uuid) == (&planned.pci, &planned.uuid) {
+            return Ok(Device::open(&driver, ordinal)?);
+        }
+        visible.push(name(&pci, uuid.as_deref()));
+    }
     Err(BandError::OtherDevice {
         provider: planned.provider.clone(),
-        ordinal: planned.ordinal,
         planned: name(&planned.pci, planned.uuid.as_deref()),
-        found: name(&found.0, found.1.as_deref()),
+        visible: visible.join(", "),
     })
 }
 
@@ -141,5 +151,32 @@ impl spillway_worker::Band for Band {
 
     fn connect(&mut self, share: Option<&DeviceShare>) -> Result<(), String> {
         Band::connect(self, share)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that sees fewer devices numbers them otherwise; what counts is the device's address and id.
+    #[test]
+    fn a_planned_device_is_found_whatever_its_number_and_no_other_is_taken() {
+        let planned = |pci: &str, uuid: &str| GpuDevice {
+            index: 0,
+            provider: "emulated:devices=2,ids=0".into(),
+            ordinal: 7,
+            name: "some".into(),
+            arch: "emulated_wave32".into(),
+            pci: pci.into(),
+            uuid: Some(uuid.into()),
+            driver: 1,
+        };
+        let second = "00000000-0000-0000-0000-000000000001";
+        assert_eq!(open(&planned("ffff:01:00.0", second)).unwrap().info().ordinal, 1);
+        for wrong in [planned("ffff:00:00.0", second), planned("ffff:01:00.0", "other")] {
+            let error = open(&wrong).unwrap_err();
+            assert_eq!(error.code(), "gpu_other_device");
+            assert!(error.to_string().contains("sees only ffff:00:00.0 (no id), ffff:01:00.0 (00"), "{error}");
+        }
     }
 }

@@ -54,17 +54,15 @@ pub enum BandError {
     /// Something was asked of a band that is not at that end of the pipeline.
     #[error("this band has no {0}; the pipeline is wired wrongly")]
     NotHere(&'static str),
-    /// The device is not the one that was planned for.
-    #[error("device {ordinal} of {provider} is {found}, the plan is for {planned}; make a new plan")]
+    /// The device that was planned for is not there.
+    #[error("the plan is for the {provider} device {planned}, but this process sees only {visible}; make a new plan")]
     OtherDevice {
         /// The provider.
         provider: String,
-        /// Number of the device there.
-        ordinal: u32,
         /// Bus address and id of the plan.
         planned: String,
-        /// Bus address and id now.
-        found: String,
+        /// Bus addresses and ids of the devices that there are.
+        visible: String,
     },
     /// The load was given up on request.
     #[error("the load was cancelled")]

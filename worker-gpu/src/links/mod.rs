@@ -37,7 +37,7 @@ impl From<&GpuDevice> for End {
 
 impl End {
     /// What stays the same when devices are numbered in another way.
-    fn identity(&self) -> (&str, Option<&str>, Option<u32>, i32) {
+    pub(crate) fn identity(&self) -> (&str, Option<&str>, Option<u32>, i32) {
         let number = self.uuid.is_none().then_some(self.ordinal);
         (&self.provider, self.uuid.as_deref(), number, self.driver)
     }

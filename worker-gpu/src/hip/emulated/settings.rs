@@ -64,6 +64,11 @@ pub struct Settings {
     pub devices: u32,
     /// Bytes of memory.
     pub memory: PerDevice<u64>,
+    /// Bytes a second at which copies inside a device read and write its memory, together; none for as fast as the host is.
+    /// Kernels are not slowed down.
+    pub bandwidth: Option<PerDevice<u64>>,
+    /// Bytes a second of copies between a device and the host; none for as fast as the host is.
+    pub link: Option<PerDevice<u64>>,
     /// What ids are made of. Without one devices have no ids: every process has emulated devices of its own. With one they
     /// are known to all processes, as real cards are.
     pub ids: Option<u8>,
@@ -80,12 +85,18 @@ impl Default for Settings {
             order: LaneOrder::Forward,
             devices: 1,
             memory: PerDevice::all(4 << 30),
+            bandwidth: None,
+            link: None,
             ids: None,
             integrated: false,
             faults: Faults::default(),
         }
     }
 }
+
+/// Everything that [`Settings::parse`] reads, for messages.
+const OPTIONS: &str = "wave, order, devices, memory, bandwidth, link, ids, integrated, fail-allocation, fail-launch, hang-launch, \
+                       lose-at-call, refuse-register, garble-peer, refuse-peer";
 
 /// Units of sizes, largest first so that the shortest form is printed.
 const UNITS: &[(&str, u64)] = &[("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("", 1)];
@@ -94,12 +105,15 @@ impl Settings {
     /// Reads `option=value` pairs separated by commas; an empty text is the default.
     ///
     /// # Errors
-    /// A sentence that names the unknown option or the bad value.
+    /// A sentence that names the unknown option, with those that there are, or the bad value.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut settings = Self::default();
         for pair in text.split(',').filter(|pair| !pair.is_empty()) {
             let (option, value) =
                 pair.split_once('=').ok_or_else(|| format!("{pair:?} is not option=value"))?;
+            if !OPTIONS.split(", ").any(|known| known == option) {
+                return Err(format!("the option {option:?} is unknown; there are {OPTIONS}"));
+            }
             settings.set(option, value).ok_or_else(|| format!("{option:?} cannot be {value:?}"))?;
         }
         Ok(settings)
@@ -107,6 +121,7 @@ impl Settings {
 
     fn set(&mut self, option: &str, value: &str) -> Option<()> {
         let nth = || value.parse().ok().filter(|n| *n > 0).map(Some);
+        let rate = || PerDevice::parse(value, |rate| parse_size(rate).filter(|rate| *rate > 0)).map(Some);
         let faults = &mut self.faults;
         match option {
             "wave" => {
@@ -116,6 +131,8 @@ impl Settings {
             "order" => self.order = parse_order(value)?,
             "devices" => self.devices = value.parse().ok().filter(|devices| *devices <= 16)?,
             "memory" => self.memory = PerDevice::parse(value, parse_size)?,
+            "bandwidth" => self.bandwidth = rate()?,
+            "link" => self.link = rate()?,
             "ids" => self.ids = Some(value.parse().ok()?),
             "integrated" => self.integrated = value.parse().ok()?,
             "fail-allocation" => faults.fail_allocation = nth()?,
@@ -167,6 +184,11 @@ impl fmt::Display for Settings {
         };
         let (wave, memory) = (joined(&self.wave, |wave| wave.to_string()), joined(&self.memory, size));
         write!(f, "wave={wave},order={order},devices={},memory={memory}", self.devices)?;
+        for (option, rates) in [("bandwidth", &self.bandwidth), ("link", &self.link)] {
+            if let Some(rates) = rates {
+                write!(f, ",{option}={}", joined(rates, size))?;
+            }
+        }
         if let Some(ids) = self.ids {
             write!(f, ",ids={ids}")?;
         }
@@ -207,6 +229,7 @@ mod tests {
             "wave=64,order=random/7,devices=3,memory=1025KiB,fail-allocation=3,hang-launch=2",
             "wave=64,order=reverse,devices=1,memory=0GiB,refuse-register=true,garble-peer=true,refuse-peer=true",
             "wave=32/64,order=forward,devices=3,memory=1GiB/3MiB,ids=7,integrated=true",
+            "wave=32,order=forward,devices=2,memory=4GiB,bandwidth=2GiB/500MiB,link=100MiB",
         ] {
             assert_eq!(Settings::parse(text).unwrap().to_string(), text);
         }
@@ -217,6 +240,15 @@ mod tests {
     fn the_last_of_several_values_goes_for_all_further_devices() {
         let memory = Settings::parse("memory=3MiB/2MiB").unwrap().memory;
         assert_eq!([0, 1, 2].map(|ordinal| memory.of(ordinal)), [3, 2, 2].map(|size| Some(size << 20)));
+    }
+
+    /// Every option that is listed is one that is read: none of them is unknown.
+    #[test]
+    fn the_list_of_options_is_complete() {
+        let unread = |option: &&str| Settings::default().set(option, "1").is_none();
+        assert_eq!(OPTIONS.split(", ").filter(unread).collect::<Vec<_>>(), [
+            "wave", "order", "integrated", "refuse-register", "garble-peer", "refuse-peer"
+        ]);
     }
 
     /// Every mistake is refused, and the refusal names it.
@@ -231,7 +263,9 @@ mod tests {
             ("ids=300", "ids"),
             ("memory=99999999999GiB", "memory"),
             ("fail-launch=0", "fail-launch"),
-            ("speed=fast", "speed"),
+            ("speed=fast", "\"speed\" is unknown; there are wave, order"),
+            ("bandwidth=0", "bandwidth"),
+            ("link=1GiB/fast", "link"),
             ("wave", "option=value"),
         ] {
             assert!(Settings::parse(text).unwrap_err().contains(named), "{text}");

@@ -3,11 +3,12 @@
 use super::super::status::{self, Status};
 use super::LaneOrder;
 use super::abi::{Kernel, Launch};
+use super::heap::Owner;
 use super::image::Image;
 use super::state::{Id, Mark, Object, SHARED_BYTES, State};
 use std::ffi::{CStr, c_void};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A kernel together with the object that holds it.
 #[derive(Debug, Clone)]
@@ -67,7 +68,11 @@ impl State {
 
     fn run(&mut self, stream: Id, work: Work) -> Result<(), Status> {
         match work {
-            Work::Copy { to, from, len } => copy(to, from, len),
+            Work::Copy { to, from, len } => {
+                let started = Instant::now();
+                copy(to, from, len);
+                wait_until(started, self.copy_time(to, from, len)?);
+            }
             Work::PeerCopy { to, from, len } => {
                 copy(to, from, len);
                 if self.settings.faults.garble_peer && len > 0 {
@@ -97,6 +102,24 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    /// How long a copy takes at least, by the settings: nothing where they do not say.
+    fn copy_time(&self, to: usize, from: usize, len: usize) -> Result<Duration, Status> {
+        let on_device = |owner| match owner {
+            Some(Owner::Device(ordinal)) => Some(ordinal),
+            _ => None,
+        };
+        let ends = (on_device(self.heap.owner(to, len)?), on_device(self.heap.owner(from, len)?));
+        let (rates, ordinal, moved) = match ends {
+            // Inside a device every byte is read and written.
+            (Some(ordinal), Some(_)) => (&self.settings.bandwidth, ordinal, 2 * len),
+            (Some(ordinal), None) | (None, Some(ordinal)) => (&self.settings.link, ordinal, len),
+            (None, None) => return Ok(Duration::ZERO),
+        };
+        let rate = rates.as_ref().and_then(|rates| rates.of(ordinal));
+        let seconds = rate.map_or(0.0, |rate| moved as f64 / rate as f64);
+        Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
     }
 
     /// A kernel that fails is noticed later, as on a device: by the next call.
@@ -180,6 +203,13 @@ impl State {
         });
         let arguments = copied.collect();
         Ok(Work::Launch { entry, grid, block: block[0], shared, arguments })
+    }
+}
+
+/// Waits until `time` has passed since `start`.
+fn wait_until(start: Instant, time: Duration) {
+    while let Some(left) = time.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
+        std::thread::park_timeout(left);
     }
 }
 
