@@ -101,7 +101,7 @@ fn gpu(report: DeviceReport) -> Gpu {
         free_bytes: report.free_bytes,
         total_bytes: report.total_bytes,
         integrated: report.integrated,
-        bandwidth: None,
+        speed: report.speed,
         refused: report.refused,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::layout::{self, Band, Processor};
 use super::request::Wishes;
-use super::{Machine, ModelSummary, Refusal, Shortage};
+use super::{Advice, Machine, ModelSummary, Refusal, Shortage};
 use spillway_protocol::plan::{Limits, StageBytes};
 
 /// Part of the host's available memory that may be page-locked: one in so many bytes. Locked memory cannot be swapped or taken
@@ -130,8 +130,7 @@ impl Pool {
         let charges = self.charges(model, wishes, limits, bands);
         Refusal::Memory(Box::new(Shortage {
             place: self.place.clone(),
-            fitting_budget: None,
-            fitting_context: None,
+            advice: Advice::default(),
             needed: charges.private(),
             available: self.available,
             weights: charges.weights + charges.mapped,

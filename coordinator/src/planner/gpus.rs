@@ -2,6 +2,7 @@
 
 use super::{Refusal, bytes};
 use spillway_protocol::plan::GpuDevice;
+use spillway_worker_gpu::speed::DeviceSpeed;
 
 /// One GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,8 +15,8 @@ pub struct Gpu {
     pub total_bytes: u64,
     /// Whether it shares the host's memory; then it is only used when it is named.
     pub integrated: bool,
-    /// Measured speed of reading weights, in bytes per second, if there is a measurement.
-    pub bandwidth: Option<u64>,
+    /// How fast it is, if that was measured.
+    pub speed: Option<DeviceSpeed>,
     /// Why it cannot be used, if so.
     pub refused: Option<String>,
 }

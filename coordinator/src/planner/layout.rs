@@ -50,21 +50,21 @@ pub(super) fn bands(
             let (cpu, gpu) = counts.split_at(counts.len() - gpus);
             (cpu.to_vec(), gpu.to_vec())
         }
-        Division::Uniform => (uniform(on_cpu, wishes.cpu_stages)?, uniform_on_gpus(resident, gpus)?),
+        Division::Uniform => (spilled_to(on_cpu, gpus, wishes.cpu_stages)?, uniform_on_gpus(resident, gpus, layers)?),
         Division::Weighted => {
             // Refuses what has too few layers.
-            uniform_on_gpus(resident, gpus)?;
-            let bandwidths = wishes.bandwidths.as_deref();
+            uniform_on_gpus(resident, gpus, layers)?;
+            let speeds = wishes.speeds.as_deref();
             let job = Job {
                 model,
                 limits: least,
                 seats: &wishes.seats,
-                bandwidths,
+                speeds,
                 peer_copies: wishes.peer_copies,
             };
             let mut counts = job.counts(on_cpu..layers, mapped);
             counts[0] -= mapped;
-            (uniform(on_cpu, wishes.cpu_stages)?, counts)
+            (spilled_to(on_cpu, gpus, wishes.cpu_stages)?, counts)
         }
     };
     if let Some(first) = gpu_counts.first_mut() {
@@ -91,13 +91,21 @@ pub(super) fn takes_rows_from_gpu(processor: Processor, peer_copies: bool) -> bo
 }
 
 /// Uniform bands of resident layers. The only GPU may have none: then it reads everything from host memory.
-fn uniform_on_gpus(resident: usize, gpus: usize) -> Result<Vec<usize>, Refusal> {
-    if gpus == 1 { Ok(vec![resident]) } else { spread(resident, gpus) }
+fn uniform_on_gpus(resident: usize, gpus: usize, layers: usize) -> Result<Vec<usize>, Refusal> {
+    match spread(resident, gpus) {
+        _ if gpus == 1 => Ok(vec![resident]),
+        Err(_) if resident < layers => Err(Refusal::BudgetBelowGpus { budget: resident, gpus }),
+        spread => spread,
+    }
 }
 
-/// Uniform bands, none where there is nothing to run.
-fn uniform(layers: usize, stages: usize) -> Result<Vec<usize>, Refusal> {
-    if layers == 0 { Ok(Vec::new()) } else { spread(layers, stages) }
+/// Uniform bands of CPU workers, none where there is nothing to run.
+fn spilled_to(layers: usize, gpus: usize, workers: usize) -> Result<Vec<usize>, Refusal> {
+    match spread(layers, workers) {
+        _ if layers == 0 => Ok(Vec::new()),
+        Err(_) if gpus > 0 => Err(Refusal::SpillBelowWorkers { spilled: layers, workers }),
+        spread => spread,
+    }
 }
 
 /// `layers / stages` each, the remainder one by one to the first.

@@ -1,7 +1,7 @@
 //! What the host offers, as plain numbers, so that planning stays a pure function.
 
 use super::{Gpu, GpuSurvey};
-use spillway_protocol::plan::{Execution, Plan, Stage};
+use spillway_protocol::plan::{Execution, GpuDevice, Plan, Stage};
 use std::fs;
 use std::path::Path;
 
@@ -23,34 +23,40 @@ pub struct Machine {
     pub nodes: Vec<NumaNode>,
     /// Memory that can be allocated without swapping, in bytes.
     pub available_bytes: u64,
+    /// Bytes a second that the threads of CPU workers read together, where that was measured.
+    pub memory_bandwidth: Option<u64>,
     /// GPUs, as far as they were looked for.
     pub gpus: GpuSurvey,
 }
 
 impl Machine {
     /// Reads the host this process runs on. What cannot be read counts as absent: one CPU, no NUMA node, no limit on
-    /// memory. GPUs are not looked for.
+    /// memory. GPUs are not looked for, and nothing is measured.
     pub fn detect() -> Machine {
         Machine {
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             nodes: numa_nodes(Path::new("/sys/devices/system/node"), &allowed_cpus()),
             available_bytes: available_memory(),
+            memory_bandwidth: None,
             gpus: GpuSurvey::default(),
         }
     }
 }
 
 impl Machine {
+    /// The GPU that a plan names.
+    pub(super) fn gpu(&self, device: &GpuDevice) -> Option<&Gpu> {
+        self.gpus.gpus.iter().find(|gpu| is_same(gpu, device))
+    }
+
     /// Counts the memory of a plan as free: it will be given back before the next plan is loaded.
     pub fn give_back(&mut self, plan: &Plan) {
         for Stage { bytes, execution, .. } in &plan.stages {
             let free = match execution {
                 Execution::Cpu { .. } => Some(&mut self.available_bytes),
                 Execution::Gpu { device } => {
-                    let same = |gpu: &&mut Gpu| {
-                        (&gpu.device.provider, gpu.device.ordinal) == (&device.provider, device.ordinal)
-                    };
-                    self.gpus.gpus.iter_mut().find(same).map(|gpu| &mut gpu.free_bytes)
+                    let gpu = self.gpus.gpus.iter_mut().find(|gpu| is_same(gpu, device));
+                    gpu.map(|gpu| &mut gpu.free_bytes)
                 }
             };
             if let Some(free) = free {
@@ -59,6 +65,11 @@ impl Machine {
             self.available_bytes = self.available_bytes.saturating_add(bytes.of_host());
         }
     }
+}
+
+/// Whether a GPU is the one that a plan of the same search names.
+fn is_same(gpu: &Gpu, device: &GpuDevice) -> bool {
+    (&gpu.device.provider, gpu.device.ordinal) == (&device.provider, device.ordinal)
 }
 
 /// CPUs in the affinity mask of this process.

@@ -5,7 +5,10 @@
 //! memory that the first GPU reads. The KV pool is sized for every sequence at full length and shrinks, when a memory is short,
 //! down to one full sequence; what does not fit then is a refusal with the arithmetic in it.
 
+mod advice;
+mod auto;
 mod budget;
+mod cost;
 mod gpus;
 mod layout;
 mod machine;
@@ -20,6 +23,7 @@ mod split;
 mod summary;
 mod why;
 
+pub use advice::Advice;
 pub use gpus::{DeviceWish, Gpu, GpuSurvey};
 use layout::{Band, Processor};
 pub use machine::{Machine, NumaNode};
@@ -27,21 +31,20 @@ pub use refusal::{Refusal, Shortage};
 pub use render::{bytes, table};
 pub use replay::{Difference, diff, differences, replay};
 pub use request::PlacementRequest;
-use request::{Budget, Division, Wishes};
+use request::{Budget, Wishes};
 pub(crate) use rings::RING_SLOTS;
-use spillway_protocol::plan::{Execution, KV_BLOCK_TOKENS, PLAN_VERSION, Plan, Residency, Stage};
+use spillway_protocol::plan::{Execution, PLAN_VERSION, Plan, Residency, Stage};
 pub use summary::{GpuSizes, LayerSizes, ModelSummary};
 
 /// Decides which process runs which layers. Pure: the same arguments give the same plan.
 pub fn plan(model: &ModelSummary, machine: &Machine, request: &PlacementRequest) -> Result<Plan, Refusal> {
     let wishes = request.read(model, &machine.gpus)?;
-    let all = model.layers.len();
-    let resident = match wishes.budget {
-        Budget::All => all,
-        Budget::Layers(count) => count,
-        Budget::Auto => most_that_fits(model, machine, &wishes).unwrap_or(all),
+    let placed = match wishes.budget {
+        Budget::All => place(model, machine, &wishes, model.layers.len()),
+        Budget::Layers(count) => place(model, machine, &wishes, count),
+        Budget::Auto => auto::best(model, machine, request, &wishes),
     };
-    place(model, machine, &wishes, resident).map_err(|refusal| with_advice(refusal, model, machine, &wishes))
+    placed.map_err(|refusal| advice::with_advice(refusal, model, machine, &wishes))
 }
 
 /// A plan with the last `resident` layers in GPUs' memory.
@@ -72,39 +75,6 @@ fn residency(band: &Band) -> Vec<Residency> {
         Processor::Gpu(_) => Residency::Device,
     };
     (0..band.layers.len()).map(of).collect()
-}
-
-/// The largest number of resident layers that fits, if any.
-fn most_that_fits(model: &ModelSummary, machine: &Machine, wishes: &Wishes) -> Option<usize> {
-    (1..=model.layers.len()).rev().find(|&resident| place(model, machine, wishes, resident).is_ok())
-}
-
-/// The longest context that fits with everything else as it was asked for, if any: whole KV blocks.
-fn longest_that_fits(model: &ModelSummary, machine: &Machine, wishes: &Wishes) -> Option<usize> {
-    let resident = match wishes.budget {
-        Budget::Layers(count) => count,
-        Budget::All | Budget::Auto => model.layers.len(),
-    };
-    let fits = |blocks: usize| {
-        let shorter = Wishes { max_seq: blocks * KV_BLOCK_TOKENS, ..wishes.clone() };
-        place(model, machine, &shorter, resident).is_ok()
-    };
-    // More context never takes less memory, so the answer is found by halving.
-    let (mut fitting, mut failing) = (0, wishes.max_seq.div_ceil(KV_BLOCK_TOKENS));
-    while failing - fitting > 1 {
-        let middle = fitting + (failing - fitting) / 2;
-        if fits(middle) { fitting = middle } else { failing = middle }
-    }
-    (fitting > 0).then_some(fitting * KV_BLOCK_TOKENS)
-}
-
-/// Tells which budget and which context would fit where the request does not.
-fn with_advice(refusal: Refusal, model: &ModelSummary, machine: &Machine, wishes: &Wishes) -> Refusal {
-    let Refusal::Memory(shortage) = refusal else { return refusal };
-    let may_spill = !wishes.seats.is_empty() && !matches!(wishes.division, Division::Explicit(_));
-    let fitting_budget = if may_spill { most_that_fits(model, machine, wishes) } else { None };
-    let fitting_context = longest_that_fits(model, machine, wishes);
-    Refusal::Memory(Box::new(Shortage { fitting_budget, fitting_context, ..*shortage }))
 }
 
 /// Steps that may be in the pipeline at once: one per stage when every stage has a processor of its own, otherwise one,

@@ -1,5 +1,6 @@
 //! Why a placement is refused: one variant per condition, with its code and its sentence.
 
+use super::advice::Advice;
 use thiserror::Error;
 
 /// A placement that cannot be had. Nothing has been touched when it is returned.
@@ -273,8 +274,30 @@ pub enum Refusal {
         /// Layers of the model.
         layers: usize,
     },
+    /// A budget that leaves a GPU without layers.
+    #[error(
+        "gpu_layer_budget leaves {budget} layers for {gpus} GPUs, and each of them runs at least one; use a budget of at least \
+         {gpus}, or fewer devices"
+    )]
+    BudgetBelowGpus {
+        /// Layers in GPUs' memory.
+        budget: usize,
+        /// GPUs of the pipeline.
+        gpus: usize,
+    },
+    /// Too little spills for all CPU workers.
+    #[error(
+        "only {spilled} layers spill to the CPU, but cpu_workers is {workers}, and each of them runs at least one; use at most \
+         {spilled}, or a smaller gpu_layer_budget"
+    )]
+    SpillBelowWorkers {
+        /// Layers that spill.
+        spilled: usize,
+        /// CPU workers asked for.
+        workers: usize,
+    },
     /// `pp_layers` holds something that is not a number.
-    #[error("pp_layers is `{asked}`, but must be whole numbers separated by commas; `{entry}` is not one")]
+    #[error("pp_layers is `{asked}`, but must be numbers of layers separated by commas, for example 12,18; `{entry}` is not one")]
     PpLayersParse {
         /// As written.
         asked: String,
@@ -386,15 +409,13 @@ pub enum Refusal {
      {} are available: {} too little; use a smaller file, or lower max_seq ({}), parallel ({}) or the step size ({}){}",
     bytes(.needed), bytes(.weights), bytes(.kv), kv_tokens, bytes(.state), bytes(.scratch), bytes(.buffers),
     bytes(.available), bytes(&needed.saturating_sub(*.available)), max_seq, parallel, step,
-    advice(*.fitting_budget, *.fitting_context)
+    advice
 )]
 pub struct Shortage {
     /// Which memory: ` of device 0 (its name)`; empty for the host's.
     pub place: String,
-    /// The largest number of layers in GPUs' memory that would fit.
-    pub fitting_budget: Option<usize>,
-    /// The longest context that would fit.
-    pub fitting_context: Option<usize>,
+    /// What would fit.
+    pub advice: Advice,
     /// Sum of everything below.
     pub needed: u64,
     /// Available memory.
@@ -417,13 +438,6 @@ pub struct Shortage {
     pub parallel: usize,
     /// Tokens of the largest step.
     pub step: usize,
-}
-
-fn advice(budget: Option<usize>, context: Option<usize>) -> String {
-    let budget =
-        budget.map(|layers| format!("; gpu_layer_budget {layers} would fit, the other layers spill"));
-    let context = context.map(|tokens| format!("; max_seq {tokens} would fit"));
-    budget.into_iter().chain(context).collect()
 }
 
 fn bytes(count: &u64) -> String {
@@ -463,7 +477,9 @@ impl Refusal {
             Refusal::OutOfRange { .. } => "placement_out_of_range",
             Refusal::MaxSeqBeyondModel { .. } => "max_seq_beyond_model",
             Refusal::StagesDisagree { .. } => "stages_disagree",
-            Refusal::TooFewLayers { .. } => "too_few_layers",
+            Refusal::TooFewLayers { .. }
+            | Refusal::BudgetBelowGpus { .. }
+            | Refusal::SpillBelowWorkers { .. } => "too_few_layers",
             Refusal::PpLayersParse { .. } => "pp_layers_parse",
             Refusal::PpLayersCount { .. } => "pp_layers_count",
             Refusal::PpLayersEmptyStage { .. } => "pp_layers_empty_stage",

@@ -5,6 +5,7 @@ use super::gpus::{DeviceWish, GpuSurvey};
 use super::seats::{self, Seat};
 use super::{ModelSummary, Refusal};
 use spillway_protocol::plan::{ActivationType, KvType};
+use spillway_worker_gpu::speed::DeviceSpeed;
 
 /// Placement options. Every field left out takes the planner's default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -29,9 +30,10 @@ pub struct PlacementRequest {
     pub pp_layers: Option<String>,
     /// How GPUs share layers: `uniform`, `auto` by memory and speed, or `bytes:A,B` by budgets. Default `uniform`.
     pub split: Option<String>,
-    /// Layers in GPUs' memory, the last of the model: a number, or `auto` for as many as fit. Default: all.
+    /// Layers in GPUs' memory, the last of the model: a number, or `auto` for what is fastest by measured speeds. Default: all.
     pub gpu_layer_budget: Option<String>,
-    /// Who executes spilled layers: `pcie`, the first GPU out of host memory, or `cpu`. Default `pcie`.
+    /// Who executes spilled layers: `pcie`, the first GPU out of host memory, or `cpu`. Default `pcie`; with a budget of `auto`
+    /// whoever is faster.
     pub offload_exec: Option<String>,
     /// Longest sequence in tokens, prompt and answer. Default: the model's context, at most 4096.
     pub max_seq: Option<usize>,
@@ -69,9 +71,11 @@ pub(super) struct Wishes {
     /// GPUs in pipeline order.
     pub seats: Vec<Seat>,
     /// Measured speeds of the seats, where all of them were measured.
-    pub bandwidths: Option<Vec<u64>>,
+    pub speeds: Option<Vec<DeviceSpeed>>,
     pub budget: Budget,
     pub offload: Offload,
+    /// Whether the request leaves it to speed who executes what spills.
+    pub offload_is_open: bool,
     /// CPU workers, if there is anything for them.
     pub cpu_stages: usize,
     pub division: Division,
@@ -92,7 +96,7 @@ pub(super) enum Budget {
     All,
     /// This many.
     Layers(usize),
-    /// As many as fit.
+    /// What is fastest, as far as speeds are known.
     Auto,
 }
 
@@ -125,6 +129,11 @@ impl PlacementRequest {
         DeviceWish::read(self.devices.as_deref())
     }
 
+    /// Whether measured speeds decide anything.
+    pub fn asks_for_speed(&self) -> bool {
+        [&self.gpu_layer_budget, &self.split].into_iter().any(|option| written(option) == Some("auto"))
+    }
+
     pub(super) fn read(&self, model: &ModelSummary, survey: &GpuSurvey) -> Result<Wishes, Refusal> {
         let gpus = self.device_wish()?.select(survey, self.allow_shared_device)?;
         let mut warnings = Vec::new();
@@ -139,9 +148,10 @@ impl PlacementRequest {
         let (division, cpu_stages) =
             if seats.is_empty() { self.read_cpu_division()? } else { self.read_gpu_division(&mut seats)? };
         self.check_seats(&seats, survey, &division, budget)?;
-        let bandwidth = |seat: &Seat| survey.gpus[seat.gpu].bandwidth;
+        let speed = |seat: &Seat| survey.gpus[seat.gpu].speed;
         Ok(Wishes {
-            bandwidths: seats.iter().map(bandwidth).collect(),
+            speeds: seats.iter().map(speed).collect(),
+            offload_is_open: written(&self.offload_exec).is_none(),
             budget: if seats.is_empty() { Budget::Layers(0) } else { budget },
             offload: if seats.is_empty() { Offload::Cpu } else { offload },
             seats,

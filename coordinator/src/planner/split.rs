@@ -4,6 +4,7 @@ use super::ModelSummary;
 use super::layout::{self, Band, Processor};
 use super::seats::Seat;
 use spillway_protocol::plan::Limits;
+use spillway_worker_gpu::speed::DeviceSpeed;
 use std::ops::Range;
 
 /// What a stage that does not fit costs at least: more than any that fits.
@@ -16,8 +17,8 @@ pub(super) struct Job<'a> {
     /// Sizes of the smallest placement: one full sequence.
     pub limits: &'a Limits,
     pub seats: &'a [Seat],
-    /// Measured speed of every seat in bytes per second, where all of them were measured.
-    pub bandwidths: Option<&'a [u64]>,
+    /// Measured speed of every seat, where all of them were measured.
+    pub speeds: Option<&'a [DeviceSpeed]>,
     /// Whether seats write into each other's memory.
     pub peer_copies: bool,
 }
@@ -73,8 +74,8 @@ impl Job<'_> {
         if taken > room {
             return DOES_NOT_FIT + part(taken, room);
         }
-        match self.bandwidths {
-            Some(bandwidths) => part(bytes.weights, bandwidths[seat]),
+        match self.speeds {
+            Some(speeds) => part(bytes.weights, speeds[seat].memory),
             None => part(taken, room),
         }
     }

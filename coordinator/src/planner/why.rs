@@ -38,10 +38,10 @@ fn share(wishes: &Wishes, bands: &[Band], band: &Band) -> String {
         (Division::Explicit(_), _) => format!(": pp_layers asks for {here} layers here"),
         (Division::Weighted, Processor::Gpu(seat)) => {
             let room = bytes(wishes.seats[seat].room());
-            match &wishes.bandwidths {
-                Some(bandwidths) => format!(
+            match &wishes.speeds {
+                Some(speeds) => format!(
                     ", {here} here: the slowest stage is fastest so, at {}/s here, within {room}",
-                    bytes(bandwidths[seat])
+                    bytes(speeds[seat].memory)
                 ),
                 None => format!(", {here} here: the fullest device has most room left so, of {room} here"),
             }

@@ -2,6 +2,7 @@
 
 use super::*;
 use spillway_protocol::plan::GpuDevice;
+use spillway_worker_gpu::speed::DeviceSpeed;
 
 pub(super) fn gpu(index: usize, free_bytes: u64) -> Gpu {
     let device = GpuDevice {
@@ -14,7 +15,12 @@ pub(super) fn gpu(index: usize, free_bytes: u64) -> Gpu {
         uuid: Some(format!("00000000-0000-0000-0000-00000000000{index}")),
         driver: 1,
     };
-    Gpu { device, free_bytes, total_bytes: 8 << 30, integrated: false, bandwidth: None, refused: None }
+    Gpu { device, free_bytes, total_bytes: 8 << 30, integrated: false, speed: None, refused: None }
+}
+
+/// A GPU's speeds in MiB a second, and hops of ten microseconds.
+pub(super) fn reads(memory: u64, link: u64) -> DeviceSpeed {
+    DeviceSpeed { memory: memory * MIB, link: link * MIB, hop_ns: 10_000 }
 }
 
 /// Two GPUs that can be used, one that cannot, one that shares the host's memory.
@@ -91,7 +97,9 @@ fn auto_puts_as_many_layers_on_gpus_as_fit() {
     let auto = plan(&model(64), &machine, &request("auto")).unwrap();
     let layers = counts(&auto)[1];
     assert!((20..60).contains(&layers), "{layers}");
-    assert_eq!(auto, plan(&model(64), &machine, &request(&layers.to_string())).unwrap());
+    let mut same = plan(&model(64), &machine, &request(&layers.to_string())).unwrap();
+    same.stages[0].why.push_str("; auto, without measured speeds: as many as fit");
+    assert_eq!(auto, same);
     let more = plan(&model(64), &machine, &request(&(layers + 1).to_string())).unwrap_err();
     assert_eq!(more.code(), "out_of_memory");
 }
@@ -102,7 +110,7 @@ fn a_model_too_large_for_its_gpus_is_refused_with_the_budget_that_fits() {
     let request = PlacementRequest { max_seq: Some(256), ..on("0") };
     let refusal = plan(&model(64), &machine, &request).unwrap_err();
     let Refusal::Memory(shortage) = &refusal else { panic!("{refusal:?}") };
-    let budget = shortage.fitting_budget.unwrap();
+    let budget = shortage.advice.budget.unwrap();
     let sentence = refusal.to_string();
     for part in ["device 0 (GPU 0)".to_owned(), format!("gpu_layer_budget {budget} would fit")] {
         assert!(sentence.contains(&part), "{sentence}");
@@ -231,7 +239,23 @@ fn every_refusal_of_a_gpu_says_what_is_wrong() {
             "pinned_memory_limit",
             &["300.0 MiB", "600.0 MiB", "`cpu`"],
         ),
-        (&some, PlacementRequest { gpu_layer_budget: text("1"), ..on("0,1") }, "too_few_layers", &["2", "1"]),
+        (
+            &some,
+            PlacementRequest { gpu_layer_budget: text("1"), ..on("0,1") },
+            "too_few_layers",
+            &["leaves 1 layers for 2 GPUs", "at least 2"],
+        ),
+        (
+            &some,
+            PlacementRequest {
+                gpu_layer_budget: text("6"),
+                offload_exec: text("cpu"),
+                cpu_workers: Some(3),
+                ..on("0")
+            },
+            "too_few_layers",
+            &["only 2 layers spill", "cpu_workers is 3"],
+        ),
         (
             &some,
             PlacementRequest { gpu_layer_budget: text("4"), pp_layers: text("4,4"), ..on("0") },
@@ -337,8 +361,8 @@ fn automatic_splits_follow_memory_and_measured_speed() {
     let budgets = by(&machine, "bytes:2GiB,2GiB");
     assert!((31..=34).contains(&budgets[0]), "equal budgets: {budgets:?}");
     // The small card is three times as fast: 640 MiB of weights take as long as 210 MiB there.
-    machine.gpus.gpus[0].bandwidth = Some(500 << 30);
-    machine.gpus.gpus[1].bandwidth = Some(1500 << 30);
+    machine.gpus.gpus[0].speed = Some(reads(500 << 10, 1));
+    machine.gpus.gpus[1].speed = Some(reads(1500 << 10, 1));
     let measured = by(&machine, "auto");
     assert!((16..=18).contains(&measured[0]), "{measured:?}");
     // Unless it cannot hold so much.
@@ -365,7 +389,7 @@ fn a_context_that_fits_is_named_where_one_does_not() {
     let machine = with_gpus(8 << 30);
     let refusal = plan(&model(64), &machine, &request).unwrap_err();
     let Refusal::Memory(shortage) = &refusal else { panic!("{refusal:?}") };
-    let context = shortage.fitting_context.unwrap();
+    let context = shortage.advice.context.unwrap();
     assert!(refusal.to_string().contains(&format!("max_seq {context} would fit")), "{refusal}");
     let with_context =
         |max_seq| plan(&model(64), &machine, &PlacementRequest { max_seq: Some(max_seq), ..request.clone() });

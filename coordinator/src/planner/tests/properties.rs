@@ -1,8 +1,9 @@
 //! Proves, for any sizes: a placement on GPUs covers every layer once, keeps every budget it was given, never gets worse with
 //! more memory, and is a function of its input.
 
-use super::gpus::{gpu, on};
+use super::gpus::{gpu, on, reads};
 use super::*;
+use crate::planner::cost::token_time;
 use spillway_protocol::plan::GpuDevice;
 
 /// What a request adds to the number of GPUs.
@@ -129,6 +130,44 @@ proptest! {
         prop_assert!(resident(&richer) >= resident(&plan));
         if matches!(wanted.split, None | Some("uniform")) && resident(&richer) == resident(&plan) {
             prop_assert!(richer.limits.kv_blocks >= plan.limits.kv_blocks);
+        }
+    }
+
+    /// Whatever budget could have been asked for, and fits, is no faster; and more memory never makes it slower.
+    #[test]
+    fn auto_is_never_slower_than_a_budget_that_fits(
+        model in any_gpu_model(), devices in 1usize..4, offload in prop::option::of(prop::sample::select(vec!["pcie", "cpu"])),
+        speeds in prop::collection::vec((1u64..100_000, 1u64..30_000), 4..5), cpu in 1u64..100_000,
+        free in prop::collection::vec(64u64..1500, 4..5), host in 64u64..4000, more in 0u64..2000, weighted: bool,
+    ) {
+        let at = |more: u64| {
+            let free: Vec<u64> = free.iter().map(|mib| (mib + more) * MIB).collect();
+            let mut machine = host_with(&free, (host + more) * MIB);
+            machine.memory_bandwidth = Some(cpu * MIB);
+            for (gpu, (memory, link)) in machine.gpus.gpus.iter_mut().zip(&speeds) {
+                gpu.speed = Some(reads(*memory, *link));
+            }
+            machine
+        };
+        let machine = at(0);
+        let split = weighted.then_some("auto");
+        let wanted = Wanted { devices, split, budget: text("auto"), offload, limit_mib: None, parallel: 2 };
+        let request = asked(&wanted);
+        let auto = super::plan(&model, &machine, &request);
+        for word in ["pcie", "cpu"].into_iter().filter(|word| offload.is_none_or(|offload| offload == *word)) {
+            for budget in 0..=model.layers.len() {
+                let (gpu_layer_budget, offload_exec) = (Some(budget.to_string()), text(word));
+                let fixed = PlacementRequest { gpu_layer_budget, offload_exec, ..request.clone() };
+                let Ok(fixed) = super::plan(&model, &machine, &fixed) else { continue };
+                prop_assert!(auto.is_ok(), "{:?}", auto);
+                let (auto, fixed) = (auto.as_ref().unwrap(), token_time(&fixed, &machine).unwrap());
+                prop_assert!(token_time(auto, &machine).unwrap() <= fixed, "{budget} {word}");
+            }
+        }
+        if let Ok(auto) = auto && !weighted {
+            let richer = at(more);
+            let faster = super::plan(&model, &richer, &request).unwrap();
+            prop_assert!(token_time(&faster, &richer).unwrap() <= token_time(&auto, &machine).unwrap());
         }
     }
 

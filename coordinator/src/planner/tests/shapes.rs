@@ -185,7 +185,7 @@ fn real_shapes_fit_where_arithmetic_says_so() {
                 assert_eq!(total(|bytes| bytes.state), 3 * attending * shape.state * 4, "{which}");
             }
             (Err(Refusal::Memory(shortage)), Err(range)) => {
-                let resident = shortage.fitting_budget.unwrap();
+                let resident = shortage.advice.budget.unwrap();
                 assert!(range.contains(&resident), "{which}: {resident} of {range:?}");
                 let auto = place(Some("auto")).unwrap();
                 let on_device = auto.stages.iter().flat_map(|stage| &stage.residency);

@@ -1,0 +1,105 @@
+//! How long a decoded token takes, by measured speeds: every stage reads its weights, its keys and values and its state once, and a
+//! row goes from stage to stage. Whole numbers throughout, so that the same input gives the same answer everywhere.
+
+use super::Machine;
+use spillway_protocol::plan::{Execution, KV_BLOCK_TOKENS, Limits, Plan, Stage, StageBytes};
+use spillway_worker_gpu::speed::DeviceSpeed;
+use std::iter::Sum;
+use std::ops::Add;
+
+/// Part of the measured speed that decoding reaches, in hundredths (docs/performance.md: 55-70 of a GPU's memory, 85-88 of the
+/// host's, 48 of 55.5 GB/s over a bus).
+const OF_GPU_MEMORY: u64 = 60;
+const OF_HOST_MEMORY: u64 = 85;
+const OF_LINK: u64 = 85;
+
+/// A CPU worker's part of handing a row on, in nanoseconds: half a hop between two of them (docs/performance.md).
+const CPU_END_NS: u64 = 1500;
+
+/// A time in picoseconds: one byte at the speed of the fastest memory is some.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Picoseconds(pub u128);
+
+impl Picoseconds {
+    /// Of reading so many bytes at a part of a measured speed.
+    fn reading(bytes: u64, speed: u64, hundredths: u64) -> Self {
+        const SECOND: u128 = 1_000_000_000_000;
+        let usable = (u128::from(speed) * u128::from(hundredths)).max(1);
+        Picoseconds(u128::from(bytes) * 100 * SECOND / usable)
+    }
+
+    fn from_nanoseconds(nanoseconds: u64) -> Self {
+        Picoseconds(u128::from(nanoseconds) * 1000)
+    }
+
+    /// In milliseconds, for people.
+    pub fn milliseconds(self) -> f64 {
+        self.0 as f64 / 1e9
+    }
+}
+
+impl Add for Picoseconds {
+    type Output = Picoseconds;
+
+    fn add(self, other: Picoseconds) -> Picoseconds {
+        Picoseconds(self.0.saturating_add(other.0))
+    }
+}
+
+impl Sum for Picoseconds {
+    fn sum<I: Iterator<Item = Picoseconds>>(times: I) -> Picoseconds {
+        times.fold(Picoseconds::default(), Add::add)
+    }
+}
+
+/// Time of reading bytes in the memory of a GPU.
+pub(super) fn on_gpu(bytes: u64, speed: DeviceSpeed) -> Picoseconds {
+    Picoseconds::reading(bytes, speed.memory, OF_GPU_MEMORY)
+}
+
+/// Time of a GPU reading bytes in the host's memory.
+pub(super) fn over_link(bytes: u64, speed: DeviceSpeed) -> Picoseconds {
+    Picoseconds::reading(bytes, speed.link, OF_LINK)
+}
+
+/// Time of CPU workers reading bytes.
+pub(super) fn on_cpu(bytes: u64, bandwidth: u64) -> Picoseconds {
+    Picoseconds::reading(bytes, bandwidth, OF_HOST_MEMORY)
+}
+
+/// Time of one token of one sequence whose context is half full. None where a speed is not known.
+pub(super) fn token_time(plan: &Plan, machine: &Machine) -> Option<Picoseconds> {
+    let work = plan.stages.iter().map(|stage| stage_time(stage, &plan.limits, machine));
+    let work = work.sum::<Option<Picoseconds>>()?;
+    let ends = plan.stages.windows(2).flatten().map(|stage| end_time(stage, machine));
+    Some(work + ends.sum::<Option<Picoseconds>>()?)
+}
+
+fn stage_time(stage: &Stage, limits: &Limits, machine: &Machine) -> Option<Picoseconds> {
+    let bytes = stage.bytes.weights.saturating_add(sequence_bytes(&stage.bytes, limits));
+    match &stage.execution {
+        Execution::Cpu { .. } => Some(on_cpu(bytes, machine.memory_bandwidth?)),
+        Execution::Gpu { device } => {
+            let speed = machine.gpu(device)?.speed?;
+            Some(on_gpu(bytes, speed) + over_link(stage.bytes.mapped, speed))
+        }
+    }
+}
+
+/// Keys and values up to the middle of the context, and the state, which is read and written.
+fn sequence_bytes(bytes: &StageBytes, limits: &Limits) -> u64 {
+    let pool = (limits.kv_blocks * KV_BLOCK_TOKENS).max(1) as u64;
+    let kv = u128::from(bytes.kv) * (limits.max_seq / 2) as u128 / u128::from(pool);
+    let state = 2 * bytes.state / (limits.max_sequences as u64).max(1);
+    u64::try_from(kv).unwrap_or(u64::MAX).saturating_add(state)
+}
+
+/// One end of a hop.
+fn end_time(stage: &Stage, machine: &Machine) -> Option<Picoseconds> {
+    let nanoseconds = match &stage.execution {
+        Execution::Cpu { .. } => CPU_END_NS,
+        // What was measured is both ways.
+        Execution::Gpu { device } => machine.gpu(device)?.speed?.hop_ns / 2,
+    };
+    Some(Picoseconds::from_nanoseconds(nanoseconds))
+}

@@ -1,0 +1,113 @@
+//! `gpu_layer_budget` `auto`: measured speeds decide how much spills and who runs it, and never choose what is slower than
+//! anything that could have been asked for.
+
+use super::gpus::{gpu, on, reads};
+use super::*;
+use crate::planner::cost::token_time;
+
+/// GPUs of so many MiB each and of so many MiB a second over the bus, and a CPU that reads so many.
+fn measured(gpus: &[u64], link: u64, cpu: u64) -> Machine {
+    let gpu = |(index, mib): (usize, &u64)| Gpu { speed: Some(reads(100_000, link)), ..gpu(index, mib * MIB) };
+    let gpus = gpus.iter().enumerate().map(gpu).collect();
+    let gpus = GpuSurvey { gpus, looked_for: vec![] };
+    Machine { memory_bandwidth: Some(cpu * MIB), gpus, ..machine() }
+}
+
+fn auto(devices: &str) -> PlacementRequest {
+    PlacementRequest { gpu_layer_budget: text("auto"), max_seq: Some(256), ..on(devices) }
+}
+
+/// Layers in GPUs' memory, layers that a GPU reads from the host's, layers of CPU workers.
+fn homes(plan: &Plan) -> [usize; 3] {
+    let homes = plan.stages.iter().flat_map(|stage| &stage.residency);
+    [Residency::Device, Residency::HostMapped, Residency::Host]
+        .map(|home| homes.clone().filter(|found| **found == home).count())
+}
+
+#[test]
+fn whoever_reads_faster_runs_what_spills() {
+    let place = |link, cpu, request: &PlacementRequest| {
+        homes(&plan(&model(64), &measured(&[500], link, cpu), request).unwrap())
+    };
+    let [on_device, mapped, on_cpu] = place(25_000, 60_000, &auto("0"));
+    assert!(mapped == 0 && on_cpu > 20 && on_device > 20, "the CPU is faster than the bus");
+    let [on_device, mapped, on_cpu] = place(25_000, 15_000, &auto("0"));
+    assert!(mapped > 20 && on_cpu == 0 && on_device > 20, "the bus is faster");
+    // What the request says stays, and so does a typo.
+    let with = |word| PlacementRequest { offload_exec: text(word), ..auto("0") };
+    assert_eq!(place(25_000, 60_000, &with("pcie"))[2], 0);
+    assert_eq!(place(25_000, 15_000, &with("cpu"))[1], 0);
+    assert_eq!(place(25_000, 60_000, &with("cpuu")), place(25_000, 60_000, &with("pcie")));
+    let number = PlacementRequest { gpu_layer_budget: text("30"), ..auto("0") };
+    assert_eq!(place(25_000, 60_000, &number), [30, 34, 0], "a number moves nothing to the CPU");
+}
+
+#[test]
+fn nothing_spills_that_fits_unless_the_gpu_is_the_slower_one() {
+    let by = |link, cpu| plan(&model(64), &measured(&[8000], link, cpu), &auto("0")).unwrap();
+    assert_eq!(homes(&by(25_000, 60_000)), [64, 0, 0]);
+    // 100,000 MiB a second, of which decoding reaches 60 hundredths, against 85 of 400,000.
+    let without = by(25_000, 400_000);
+    assert_eq!((homes(&without), without.stages.len()), ([0, 0, 64], 1), "{without:?}");
+    let over_the_bus = by(300_000, 1);
+    assert_eq!(homes(&over_the_bus), [0, 64, 0]);
+}
+
+#[test]
+fn the_reason_has_the_numbers_it_was_found_by() {
+    let plan = plan(&model(64), &measured(&[500, 500], 25_600, 61_440), &auto("0,1")).unwrap();
+    let why = &plan.stages[0].why;
+    for part in ["device 1 reads 97.7 GiB/s", "25.0 GiB/s of the host's", "the CPU 60.0 GiB/s", "ms a token"] {
+        assert!(why.contains(part), "{why}");
+    }
+}
+
+/// One layer of 60 MiB at 60 % of 100,000 MiB a second, 60 MiB over the bus at 85 % of 10,000, and a hop between the stages.
+#[test]
+fn time_is_that_of_bytes_at_the_share_of_the_speed_that_is_reached() {
+    let mut bare = model(2);
+    bare.layers.iter_mut().for_each(|layer| {
+        layer.gpu.weights = 60 * MIB;
+        layer.gpu.mapped = 51 * MIB;
+        (layer.weights, layer.kv_elements, layer.state_values) = (51 * MIB, 0, 0);
+    });
+    (bare.gpu_head_bytes, bare.head_bytes) = (0, 0);
+    let host = measured(&[8000], 10_000, 10_000);
+    let time = |budget, offload| {
+        let request = PlacementRequest { gpu_layer_budget: text(budget), offload_exec: text(offload), ..on("0") };
+        token_time(&plan(&bare, &host, &request).unwrap(), &host).unwrap().0
+    };
+    assert_eq!(time("2", "pcie"), 2_000_000_000, "1 ms each");
+    assert_eq!(time("1", "pcie"), 1_000_000_000 + 6_000_000_000);
+    assert_eq!(time("1", "cpu"), 1_000_000_000 + 6_000_000_000 + 1_500_000 + 5_000_000);
+    assert_eq!(token_time(&plan(&bare, &host, &on("0")).unwrap(), &machine()), None, "not measured");
+}
+
+#[test]
+fn what_would_fit_is_told_when_no_budget_does() {
+    let refused = |machine: &Machine, request: &PlacementRequest| {
+        let refusal = plan(&model(64), machine, request).unwrap_err();
+        let Refusal::Memory(shortage) = &refusal else { panic!("{refusal:?}") };
+        (shortage.advice, refusal.to_string())
+    };
+    // Keys and values of 64 layers stay with the first GPU unless layers go to the CPU.
+    let unmeasured = with_gpus_of(&[130]);
+    let (advice, sentence) = refused(&unmeasured, &PlacementRequest { max_seq: Some(1024), ..auto("0") });
+    assert!(advice.on_cpu && advice.budget.is_some() && !advice.no_budget, "{advice:?}");
+    assert!(sentence.contains("with offload_exec `cpu` would fit"), "{sentence}");
+    // The head alone is too much.
+    let tiny = with_gpus_of(&[20]);
+    let (advice, sentence) = refused(&tiny, &PlacementRequest { gpu_layer_budget: None, ..auto("0") });
+    assert!(advice.no_budget && sentence.contains("no gpu_layer_budget would fit, `auto` neither"), "{sentence}");
+    // Half of the layers, 320 MiB, and the head are too much for the smaller card.
+    let uneven = with_gpus_of(&[370, 900]);
+    let request = PlacementRequest { gpu_layer_budget: None, ..auto("1,0") };
+    let (advice, sentence) = refused(&uneven, &request);
+    assert!(advice.split && sentence.contains("split `auto` would fit"), "{sentence}");
+    assert!(plan(&model(64), &uneven, &PlacementRequest { split: text("auto"), ..request }).is_ok());
+}
+
+fn with_gpus_of(mib: &[u64]) -> Machine {
+    let gpus = mib.iter().enumerate().map(|(index, mib)| gpu(index, mib * MIB)).collect();
+    Machine { gpus: GpuSurvey { gpus, looked_for: vec![] }, ..machine() }
+}
