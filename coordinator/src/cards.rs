@@ -76,16 +76,27 @@ impl CardLocks {
     pub fn take(plan: &Plan, share: bool) -> Result<CardLocks, LockError> {
         let mut held = Vec::new();
         for stage in &plan.stages {
-            if let Execution::Gpu { device } = &stage.execution
-                && let Some(name) = file_name(device)
-            {
-                let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-                let folder = folder(|name| set(name).map(PathBuf::from))?;
-                held.push(take(device, (folder.join(name), share))?);
+            if let Execution::Gpu { device } = &stage.execution {
+                held.extend(lock(device, share)?);
             }
         }
         Ok(CardLocks { _held: held })
     }
+
+    /// Locks one card for this process alone.
+    ///
+    /// # Errors
+    /// As for [`CardLocks::take`].
+    pub fn take_alone(device: &GpuDevice) -> Result<CardLocks, LockError> {
+        Ok(CardLocks { _held: lock(device, false)?.into_iter().collect() })
+    }
+}
+
+fn lock(device: &GpuDevice, share: bool) -> Result<Option<Arc<File>>, LockError> {
+    let Some(name) = file_name(device) else { return Ok(None) };
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let folder = folder(|name| set(name).map(PathBuf::from))?;
+    take(device, (folder.join(name), share)).map(Some)
 }
 
 /// Name of a card's file; none for emulated devices without an id, which every process has for itself.

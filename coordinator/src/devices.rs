@@ -2,8 +2,10 @@
 //! nothing with it, and the coordinator never holds device memory.
 
 use crate::planner::{DeviceWish, Gpu, GpuSurvey, Machine, PlacementRequest, Refusal};
+use crate::speeds::HostSpeed;
 use spillway_protocol::plan::{Execution, GpuDevice, Plan};
-use spillway_worker_gpu::devices::{DeviceReport, Survey};
+use spillway_worker_gpu::devices::{DeviceReport, Measure, Survey};
+use spillway_worker_gpu::speeds;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -12,17 +14,29 @@ use std::time::Duration;
 
 /// Longest search: a driver may have to wake devices up.
 const SEARCH_LIMIT: Duration = Duration::from_secs(30);
+/// The same with measurements, a second or so for each device.
+const MEASURE_LIMIT: Duration = Duration::from_secs(120);
 
 /// This program.
 pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// The host with the GPUs that `request` may mean. GPUs are looked for only when it asks for any.
+/// The host with the GPUs that `request` may mean. GPUs are looked for only when it asks for any, and speeds that are not known are
+/// measured only when they decide anything.
 ///
 /// # Errors
 /// The request names GPUs in no way that is known.
 pub fn machine_for(request: &PlacementRequest, exe: &Path) -> Result<Machine, Refusal> {
     let wish = request.device_wish()?;
-    Ok(Machine { gpus: survey(&wish, exe), ..Machine::detect() })
+    let gpus = survey(&wish, exe, request.asks_for_speed());
+    let host = Machine::detect();
+    let measured = (request.asks_for_host_speed() && !gpus.gpus.is_empty())
+        .then(|| HostSpeed::measure(&speeds(), request.threads.unwrap_or(host.cpus), Measure::Missing));
+    let speed = measured.and_then(|speed| {
+        speed
+            .inspect_err(|reason| tracing::warn!(%reason, "the speed of the host's memory is not known"))
+            .ok()
+    });
+    Ok(Machine { gpus, memory_bandwidth: speed.map(|speed| speed.memory), ..host })
 }
 
 /// The host with the GPUs that `plan` may mean.
@@ -37,11 +51,11 @@ pub fn machine_with(plan: &Plan, exe: &Path) -> Machine {
         Some(provider) if provider.starts_with("emulated") => DeviceWish::Provider(provider),
         Some(_) => DeviceWish::All,
     };
-    Machine { gpus: survey(&wish, exe), ..Machine::detect() }
+    Machine { gpus: survey(&wish, exe, false), ..Machine::detect() }
 }
 
 /// Looks for GPUs by running `exe`.
-fn survey(wish: &DeviceWish, exe: &Path) -> GpuSurvey {
+fn survey(wish: &DeviceWish, exe: &Path, measure: bool) -> GpuSurvey {
     if *wish == DeviceWish::None {
         return GpuSurvey::default();
     }
@@ -50,8 +64,12 @@ fn survey(wish: &DeviceWish, exe: &Path) -> GpuSurvey {
     if let Some(provider) = wish.provider() {
         command.args(["--provider", provider]);
     }
-    match search(command) {
-        Ok(Survey { devices, looked_for, .. }) => {
+    if measure {
+        command.arg("--measure=missing");
+    }
+    match search(command, if measure { MEASURE_LIMIT } else { SEARCH_LIMIT }) {
+        Ok(Survey { devices, looked_for, not_measured, .. }) => {
+            not_measured.iter().for_each(|reason| tracing::warn!("{reason}"));
             GpuSurvey { gpus: devices.into_iter().map(gpu).collect(), looked_for }
         }
         Err(reason) => {
@@ -60,11 +78,11 @@ fn survey(wish: &DeviceWish, exe: &Path) -> GpuSurvey {
     }
 }
 
-fn search(mut command: Command) -> Result<Survey, String> {
+fn search(mut command: Command, limit: Duration) -> Result<Survey, String> {
     let text = |error: std::io::Error| error.to_string();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(text)?;
-    let report = read(&mut child);
+    let report = read(&mut child, limit);
     if report.is_err() {
         // Fails when it has ended, which is what is wanted.
         let _ = child.kill();
@@ -78,7 +96,7 @@ fn search(mut command: Command) -> Result<Survey, String> {
 }
 
 /// Everything that a child prints.
-fn read(child: &mut Child) -> Result<Vec<u8>, String> {
+fn read(child: &mut Child, limit: Duration) -> Result<Vec<u8>, String> {
     let mut stdout = child.stdout.take().ok_or("its output cannot be read")?;
     let (sender, receiver) = mpsc::channel();
     let reader = move || {
@@ -88,16 +106,21 @@ fn read(child: &mut Child) -> Result<Vec<u8>, String> {
         let _ = sender.send(read);
     };
     std::thread::Builder::new().name("devices".into()).spawn(reader).map_err(|error| error.to_string())?;
-    match receiver.recv_timeout(SEARCH_LIMIT) {
+    match receiver.recv_timeout(limit) {
         Ok(read) => read.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("a driver does not answer within {} s", SEARCH_LIMIT.as_secs())),
+        Err(_) => Err(format!("a driver does not answer within {} s", limit.as_secs())),
     }
 }
 
+/// A device as plans name it.
+pub(crate) fn named(report: &DeviceReport) -> GpuDevice {
+    let DeviceReport { index, provider, ordinal, name, arch, pci, uuid, driver, .. } = report.clone();
+    GpuDevice { index, provider, ordinal, name, arch, pci, uuid, driver }
+}
+
 fn gpu(report: DeviceReport) -> Gpu {
-    let DeviceReport { index, provider, ordinal, name, arch, pci, uuid, driver, .. } = report;
     Gpu {
-        device: GpuDevice { index, provider, ordinal, name, arch, pci, uuid, driver },
+        device: named(&report),
         free_bytes: report.free_bytes,
         total_bytes: report.total_bytes,
         integrated: report.integrated,

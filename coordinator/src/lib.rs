@@ -10,9 +10,11 @@ mod defaults;
 pub mod devices;
 pub mod engine;
 pub mod open;
+pub mod placement;
 pub mod planner;
 mod prompt;
 pub mod sampler;
+mod speeds;
 pub mod workers;
 
 pub use engine::{Engine, EngineError, GenerateEvent, GenerateRequest, RequestError, RequestId};

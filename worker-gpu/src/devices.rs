@@ -69,6 +69,9 @@ pub struct Survey {
     pub devices: Vec<DeviceReport>,
     /// What was looked for without success, one sentence each.
     pub looked_for: Vec<String>,
+    /// Why the speed of a device was not measured, or not kept, one sentence each.
+    #[serde(default)]
+    pub not_measured: Vec<String>,
     /// Pairs of devices, as far as they were looked up.
     #[serde(default)]
     pub links: Vec<LinkReport>,
@@ -184,8 +187,7 @@ impl Survey {
     }
 
     /// Measures every usable device, or those of which no speed is known, and keeps what came out. `own` gives the device to
-    /// this process alone for as long as its result lives. Why a device was not measured is told among the things that were
-    /// looked for.
+    /// this process alone for as long as its result lives.
     pub fn measure<G>(
         &mut self,
         results: &Measurements,
@@ -204,7 +206,7 @@ impl Survey {
                 kept.map_err(|error| format!("the result cannot be kept: {error}"))
             });
             if let Err(reason) = measured {
-                self.looked_for.push(format!("speed of device {}: {reason}", device.index));
+                self.not_measured.push(format!("speed of device {}: {reason}", device.index));
             }
         }
     }
@@ -309,7 +311,7 @@ mod tests {
             if device.index == 1 { Err("in use".to_owned()) } else { Ok(()) }
         });
         assert_eq!(known(&first), [true, false]);
-        assert_eq!(first.looked_for, ["speed of device 1: in use"]);
+        assert_eq!(first.not_measured, ["speed of device 1: in use"]);
         let mut second = look();
         second.look_up_speeds(&results);
         assert_eq!(second.devices[0].speed, first.devices[0].speed);

@@ -176,7 +176,10 @@ mod tests {
         for wrong in [planned("ffff:00:00.0", second), planned("ffff:01:00.0", "other")] {
             let error = open(&wrong).unwrap_err();
             assert_eq!(error.code(), "gpu_other_device");
-            assert!(error.to_string().contains("sees only ffff:00:00.0 (no id), ffff:01:00.0 (00"), "{error}");
+            assert!(
+                error.to_string().contains("sees only ffff:00:00.0 (no id), ffff:01:00.0 (00"),
+                "{error}"
+            );
         }
     }
 }

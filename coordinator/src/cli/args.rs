@@ -2,6 +2,7 @@
 //! values are used, so that the daemon refuses the same values in the same words.
 
 use crate::defaults;
+use crate::placement::Placement;
 use crate::planner::PlacementRequest;
 use crate::sampler::SamplingParams;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
@@ -107,15 +108,15 @@ pub struct PlacementArgs {
     #[arg(long, value_name = "N")]
     pub pp: Option<usize>,
     /// Layers of each stage, for example 12,18 [default: uniform]
-    #[arg(long, value_name = "A,B,…")]
+    #[arg(long, value_name = "A,B,…", allow_hyphen_values = true)]
     pub pp_layers: Option<String>,
     /// How GPUs share layers: equal numbers, by memory and speed, or by a budget for each, bytes:8GiB,12GiB [default: uniform]
     #[arg(long, value_name = "uniform|auto|bytes:SIZE,…")]
     pub split: Option<String>,
-    /// Layers in GPUs' memory, the last of the model; the others spill [default: all; auto: as many as fit]
-    #[arg(long, value_name = "N|auto")]
+    /// Layers in GPUs' memory, the last of the model; the others spill [default: all; auto: what is fastest, as measured]
+    #[arg(long, value_name = "N|auto", allow_hyphen_values = true)]
     pub gpu_layer_budget: Option<String>,
-    /// Who computes spilled layers: the first GPU, which reads them over the bus, or the CPU [default: pcie]
+    /// Who computes spilled layers: the first GPU, which reads them over the bus, or the CPU [default: pcie; with a budget of auto whoever is faster]
     #[arg(long, value_name = "pcie|cpu")]
     pub offload_exec: Option<String>,
     /// Longest sequence in tokens, prompt and answer [default: the model's context, at most 4096]
@@ -169,6 +170,22 @@ impl PlacementArgs {
     /// The request of a command that runs one sequence: memory for others would be wasted.
     pub fn to_single_request(&self) -> PlacementRequest {
         PlacementRequest { parallel: self.parallel.or(Some(1)), ..self.to_request() }
+    }
+}
+
+/// A placement that was made before.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Placement")]
+pub struct SavedPlanArgs {
+    /// Place as a saved plan says, if it still holds, instead of making one; `spillway plan --save` keeps one
+    #[arg(long = "plan", value_name = "PLAN", value_hint = ValueHint::FilePath, conflicts_with = "PlacementArgs")]
+    pub plan: Option<PathBuf>,
+}
+
+impl SavedPlanArgs {
+    /// The saved plan if there is one, else what is asked for.
+    pub fn or(&self, request: PlacementRequest) -> Placement {
+        self.plan.clone().map_or(Placement::New(request), Placement::Saved)
     }
 }
 
@@ -329,6 +346,8 @@ pub struct RunArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
+    pub saved: SavedPlanArgs,
+    #[command(flatten)]
     pub placement: PlacementArgs,
 }
 
@@ -343,6 +362,8 @@ pub struct ChatArgs {
     pub template: TemplateArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub saved: SavedPlanArgs,
     #[command(flatten)]
     pub placement: PlacementArgs,
 }
@@ -403,6 +424,8 @@ pub struct LogitsArgs {
     #[command(flatten)]
     pub progress: ProgressArgs,
     #[command(flatten)]
+    pub saved: SavedPlanArgs,
+    #[command(flatten)]
     pub placement: PlacementArgs,
 }
 
@@ -449,6 +472,8 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub progress: ProgressArgs,
     #[command(flatten)]
+    pub saved: SavedPlanArgs,
+    #[command(flatten)]
     pub placement: PlacementArgs,
 }
 
@@ -483,6 +508,15 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected 0.1 to 86400 seconds".to_owned())
 }
 
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MeasureArg {
+    /// All devices that nobody uses, and the host
+    Anew,
+    /// Devices of which nothing is known
+    Missing,
+}
+
 /// `devices`.
 #[derive(Debug, Args)]
 pub struct DevicesArgs {
@@ -492,6 +526,9 @@ pub struct DevicesArgs {
     /// Test anew which devices can write into each other's memory
     #[arg(long)]
     pub test_links: bool,
+    /// Measure how fast devices and the host read their memory: all of them, or those of which it is not known
+    #[arg(long, value_enum, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "anew")]
+    pub measure: Option<MeasureArg>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -10,6 +10,7 @@ use super::output;
 use super::session::Prepared;
 use crate::engine::{BenchRequest, Engine, RequestError};
 use crate::open::TextNeed;
+use crate::placement::Placement;
 use crate::planner::PlacementRequest;
 use report::{Host, Kind, Report, Test, heading, line, summary};
 use spillway_kernels::membw::{self, ReadBandwidth};
@@ -74,11 +75,11 @@ fn cases(args: &BenchArgs) -> Vec<Case> {
 }
 
 /// One sequence, with room for the longest test unless the user chose otherwise.
-fn placement(args: &BenchArgs, longest: usize) -> PlacementRequest {
+fn placement(args: &BenchArgs, longest: usize) -> Placement {
     let asked = args.placement.to_single_request();
     // Decoding at depth 0 needs a token to start from.
     let room = (longest + 1).max(WARM_UP.prompt + WARM_UP.generate);
-    PlacementRequest { max_seq: asked.max_seq.or(Some(room)), ..asked }
+    args.saved.or(PlacementRequest { max_seq: asked.max_seq.or(Some(room)), ..asked })
 }
 
 /// What the threads of one stage read together; stages take turns unless they have CPUs of their own. None when it

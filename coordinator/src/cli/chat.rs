@@ -51,7 +51,8 @@ fn read(line: &str) -> Input<'_> {
 /// Talks until the user ends it.
 pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
-    let prepared = Prepared::new(&args.model, TextNeed::Required, &args.placement.to_single_request())?;
+    let prepared =
+        Prepared::new(&args.model, TextNeed::Required, &args.saved.or(args.placement.to_single_request()))?;
     let sampling = args.sampling.to_params(draw_seed());
     sampling.validate(prepared.plan.model.vocab)?;
     let session = prepared.start(&interrupts, &args.progress)?;

@@ -1,20 +1,33 @@
 //! `devices`: which GPUs there are, and why one cannot be used. With `--json` it is also how the coordinator asks, so that
 //! no other process opens a driver.
 
-use super::args::DevicesArgs;
+use super::args::{DevicesArgs, MeasureArg};
 use super::failure::Failure;
 use super::output;
-use crate::devices::THIS_PROGRAM;
-use crate::planner::bytes;
-use spillway_worker_gpu::devices::{DeviceReport, LinkReport, Survey, survey};
+use crate::cards::CardLocks;
+use crate::devices::{THIS_PROGRAM, named};
+use crate::planner::{Machine, bytes};
+use crate::speeds::HostSpeed;
+use serde::Serialize;
+use spillway_worker_gpu::devices::{DeviceReport, LinkReport, Measure, Survey, survey};
 use spillway_worker_gpu::hip::BusFacts;
 use spillway_worker_gpu::links::{Speed, Verdict};
-use spillway_worker_gpu::{link_cache, probe_command};
+use spillway_worker_gpu::speed::DeviceSpeed;
+use spillway_worker_gpu::{link_cache, probe_command, speeds};
 use std::fmt::Write as _;
 use std::path::Path;
 
 /// Environment variable with the provider to look at when none is named: for machines with several, and for tests.
 const PROVIDER_ENV: &str = "SPILLWAY_PROVIDER";
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+struct Listing {
+    #[serde(flatten)]
+    survey: Survey,
+    /// Speed of the host's memory with all usable CPUs, where it was measured.
+    host: Option<HostSpeed>,
+}
 
 /// Prints the devices.
 pub fn devices(args: &DevicesArgs) -> Result<(), Failure> {
@@ -25,10 +38,35 @@ pub fn devices(args: &DevicesArgs) -> Result<(), Failure> {
     } else {
         survey.look_up_links(&link_cache());
     }
-    if args.json { output::json(&survey) } else { output::text(&listing(&survey)) }
+    let host = measure(&mut survey, args.measure);
+    let listing = Listing { survey, host };
+    if args.json { output::json(&listing) } else { output::text(&text(&listing)) }
 }
 
-fn listing(survey: &Survey) -> String {
+/// Fills in the speeds of devices, and gives the host's.
+fn measure(survey: &mut Survey, wanted: Option<MeasureArg>) -> Option<HostSpeed> {
+    let (results, threads) = (speeds(), Machine::detect().cpus);
+    let which = match wanted {
+        None | Some(MeasureArg::Missing) => Measure::Missing,
+        Some(MeasureArg::Anew) => Measure::Anew,
+    };
+    if wanted.is_none() {
+        survey.look_up_speeds(&results);
+    } else {
+        // A device that serves would be disturbed, and its speed would be wrong.
+        let own =
+            |device: &DeviceReport| CardLocks::take_alone(&named(device)).map_err(|busy| busy.to_string());
+        survey.measure(&results, which, own);
+    }
+    // Whoever asks for what is missing measures the host with the threads of its own workers.
+    if wanted != Some(MeasureArg::Anew) {
+        return HostSpeed::look_up(&results, threads);
+    }
+    let measured = HostSpeed::measure(&results, threads, which);
+    measured.map_err(|reason| survey.not_measured.push(format!("speed of the host's memory: {reason}"))).ok()
+}
+
+fn text(Listing { survey, host }: &Listing) -> String {
     let mut text = String::new();
     for device in &survey.devices {
         // Writing to a String cannot fail.
@@ -36,6 +74,12 @@ fn listing(survey: &Survey) -> String {
     }
     for link in &survey.links {
         let _ = writeln!(text, "{}", link_line(link));
+    }
+    if let Some(HostSpeed { threads, memory }) = host {
+        let _ = writeln!(text, "host: {threads} threads read {}/s of its memory", bytes(*memory));
+    }
+    for reason in &survey.not_measured {
+        let _ = writeln!(text, "  not measured: {reason}");
     }
     if survey.devices.is_empty() {
         text.push_str("no GPU was found\n");
@@ -58,6 +102,13 @@ fn entry(device: &DeviceReport) -> String {
     );
     if let Some(place) = bus_place(&device.bus) {
         let _ = writeln!(text, "   {place}");
+    }
+    if let Some(DeviceSpeed { memory, link, hop_ns }) = device.speed {
+        let (memory, link, hop) = (bytes(memory), bytes(link), hop_ns as f64 / 1e3);
+        let _ = writeln!(
+            text,
+            "   reads {memory}/s of its memory, {link}/s of the host's; {hop:.1} us for a row to the host and back"
+        );
     }
     for caution in &device.cautions {
         let _ = writeln!(text, "   note: {caution}");

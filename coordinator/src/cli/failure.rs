@@ -4,14 +4,13 @@ use crate::cards::LockError;
 use crate::daemon::DaemonError;
 use crate::engine::{EngineError, ErrorClass, RequestError};
 use crate::open::OpenError;
-use crate::planner::Refusal;
+use crate::placement::PlacementError;
 use crate::prompt::PromptError;
 use crate::sampler::ParamError;
 use serde_json::json;
 use spillway_model::tokenizer::TokenizerError;
 use spillway_worker_gpu::compile::CompileError;
 use std::io;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Why a command ended early.
@@ -25,15 +24,7 @@ pub enum Failure {
     Open(#[from] OpenError),
     /// The placement was refused.
     #[error(transparent)]
-    Plan(#[from] Refusal),
-    /// A file with a plan cannot be read or written.
-    #[error("the plan file {} cannot be used: {reason}", path.display())]
-    PlanFile {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    Placement(#[from] PlacementError),
     /// A device is in use by another process.
     #[error(transparent)]
     Card(#[from] LockError),
@@ -56,7 +47,7 @@ pub enum Failure {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The request was refused or failed.
-    #[error(transparent)]
+    #[error("{}", with_advice(.0))]
     Request(#[from] RequestError),
     /// No daemon answers.
     #[error("no daemon answers at {path}: {source}; start one with `spillway daemon --listen {path}`")]
@@ -83,6 +74,11 @@ pub enum Failure {
     Interrupted,
 }
 
+/// What happened to a request; where the engine has given up, what to do as well.
+fn with_advice(error: &RequestError) -> String {
+    format!("{error}{}", if error.given_up { "; run the command again" } else { "" })
+}
+
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         Failure::Output(error)
@@ -95,8 +91,7 @@ impl Failure {
         match self {
             Failure::Usage(_) => "usage",
             Failure::Open(error) => error.code(),
-            Failure::Plan(error) => error.code(),
-            Failure::PlanFile { .. } => "plan_file",
+            Failure::Placement(error) => error.code(),
             Failure::Card(error) => error.code(),
             Failure::Kernels(error) => error.code(),
             Failure::Prompt(error) => error.code(),
@@ -122,8 +117,7 @@ impl Failure {
             Failure::Usage(_) | Failure::Kernels(CompileError::UnknownArch(_)) => 2,
             Failure::Kernels(_) => 4,
             Failure::Open(_)
-            | Failure::Plan(_)
-            | Failure::PlanFile { .. }
+            | Failure::Placement(_)
             | Failure::Card(_)
             | Failure::Prompt(_)
             | Failure::BadInput(_)

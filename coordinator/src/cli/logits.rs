@@ -7,6 +7,7 @@ use super::output;
 use super::session::Prepared;
 use crate::engine::ScoreRequest;
 use crate::open::TextNeed;
+use crate::placement::Placement;
 use crate::planner::PlacementRequest;
 use serde::Serialize;
 use std::ops::ControlFlow;
@@ -51,9 +52,10 @@ pub fn logits(args: &LogitsArgs) -> Result<(), Failure> {
 }
 
 /// One sequence, just as long as the ids unless the user chose otherwise.
-fn placement(args: &LogitsArgs) -> PlacementRequest {
+fn placement(args: &LogitsArgs) -> Placement {
     let asked = args.placement.to_single_request();
-    PlacementRequest { max_seq: asked.max_seq.or(Some(args.ids.len())), ..asked }
+    let max_seq = asked.max_seq.or(Some(args.ids.len()));
+    args.saved.or(PlacementRequest { max_seq, ..asked })
 }
 
 fn sentence(row: &Row) -> String {

@@ -17,7 +17,8 @@ use std::io::{IsTerminal, stdin};
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let text = prompt_text(args)?;
     let interrupts = Interrupts::install()?;
-    let prepared = Prepared::new(&args.model, TextNeed::Required, &args.placement.to_single_request())?;
+    let prepared =
+        Prepared::new(&args.model, TextNeed::Required, &args.saved.or(args.placement.to_single_request()))?;
     let prompt = prompt_ids(args, &prepared.model, &text)?;
     let sampling = args.sampling.to_params(draw_seed());
     let seed = sampling.seed;

@@ -5,10 +5,10 @@ use super::failure::Failure;
 use super::interrupt::{Interrupts, Wake};
 use super::progress::ProgressView;
 use crate::cards::CardLocks;
-use crate::devices::{THIS_PROGRAM, machine_for};
+use crate::devices::THIS_PROGRAM;
 use crate::engine::{Engine, EngineError, EngineOptions};
 use crate::open::{LoadedModel, TextNeed, open_model_with};
-use crate::planner::{PlacementRequest, plan};
+use crate::placement::Placement;
 use crate::workers::LoadProgress;
 use spillway_protocol::plan::Plan;
 use std::path::Path;
@@ -27,10 +27,10 @@ pub struct Prepared {
 
 impl Prepared {
     /// Opens, validates and places a model.
-    pub fn new(args: &ModelArgs, text: TextNeed, placement: &PlacementRequest) -> Result<Self, Failure> {
+    pub fn new(args: &ModelArgs, text: TextNeed, placement: &Placement) -> Result<Self, Failure> {
         let model = Arc::new(open_model_with(&args.model, text, &args.tokenizer.options())?);
-        let plan = plan(model.summary(), &machine_for(placement, Path::new(THIS_PROGRAM))?, placement)?;
-        Ok(Prepared { model, plan, share: placement.allow_shared_device })
+        let plan = placement.place(model.summary(), Path::new(THIS_PROGRAM), None)?;
+        Ok(Prepared { model, plan, share: placement.shares_devices() })
     }
 
     /// Starts the workers and shows how they load.

@@ -257,11 +257,12 @@ fn request_error(id: &str, error: &RequestError) -> ErrorEvent {
         ErrorClass::Unsupported => Class::Unsupported,
         ErrorClass::Internal => Class::Internal,
     };
+    let advice = if error.given_up { "; load the model again" } else { "" };
     ErrorEvent {
         id: Some(id.to_owned()),
         code: error.code.to_owned(),
         class,
         retryable: error.retryable,
-        message: error.message.clone(),
+        message: format!("{error}{advice}"),
     }
 }

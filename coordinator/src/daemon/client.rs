@@ -7,6 +7,7 @@ use super::order::{Barrier, Order};
 use super::outbox::{Outbox, outbox};
 use super::service::{Service, Wanted, stages};
 use crate::defaults;
+use crate::placement::Placement;
 use crate::planner::PlacementRequest;
 use crate::workers::{Link, LoadProgress};
 use spillway_model::tokenizer::TokenizerOptions;
@@ -15,6 +16,7 @@ use spillway_protocol::jsonl::{
     parse_line,
 };
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -242,9 +244,9 @@ impl Client {
 
     async fn load(self: Arc<Self>, load: Load, mut barrier: Barrier) {
         let started = Instant::now();
-        let Load { id, model, progress, assume_pre, params } = load;
+        let Load { id, model, progress, assume_pre, plan, params } = load;
         let wanted =
-            Wanted { model, tokenizer: TokenizerOptions { assume_pre }, placement: placement(params) };
+            Wanted { model, tokenizer: TokenizerOptions { assume_pre }, placement: placement(plan, params) };
         barrier.admitted().await;
         let (outbox, progress_id) = (self.outbox.clone(), id.clone());
         let report = move |now: LoadProgress| {
@@ -305,8 +307,13 @@ fn load_event(id: Option<String>, now: LoadProgress) -> Event {
     }
 }
 
+/// A plan that was kept, or one that is made.
+fn placement(plan: Option<PathBuf>, params: PlacementParams) -> Placement {
+    plan.map_or_else(|| Placement::New(request(params)), Placement::Saved)
+}
+
 /// Placement as the planner takes it; a number beyond this machine's word stays too large for any limit.
-fn placement(params: PlacementParams) -> PlacementRequest {
+fn request(params: PlacementParams) -> PlacementRequest {
     let size = |n: Option<u64>| n.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
     PlacementRequest {
         devices: params.devices,

@@ -5,10 +5,11 @@
 //! answered by a model that is going away. A load is validated in full before it takes the model.
 
 use crate::cards::{CardLocks, LockError};
-use crate::devices::{THIS_PROGRAM, machine_for};
+use crate::devices::THIS_PROGRAM;
 use crate::engine::{Engine, EngineError, EngineOptions, StageStatus};
 use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
-use crate::planner::{Machine, PlacementRequest, Refusal, plan};
+use crate::placement::{Placement, PlacementError};
+use crate::planner::Machine;
 use crate::workers::LoadProgress;
 use spillway_model::tokenizer::TokenizerOptions;
 use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, StageReport, StageSummary};
@@ -26,7 +27,7 @@ pub struct Wanted {
     /// What the file leaves open about its tokenizer.
     pub tokenizer: TokenizerOptions,
     /// Placement.
-    pub placement: PlacementRequest,
+    pub placement: Placement,
 }
 
 /// A model that can be asked.
@@ -68,7 +69,7 @@ pub enum LoadError {
     Open(#[from] OpenError),
     /// The placement was refused; nothing has changed.
     #[error(transparent)]
-    Plan(#[from] Refusal),
+    Placement(#[from] PlacementError),
     /// A device is in use by another process; nothing has changed.
     #[error(transparent)]
     Card(#[from] LockError),
@@ -93,7 +94,7 @@ impl LoadError {
     pub fn code(&self) -> &'static str {
         match self {
             LoadError::Open(error) => error.code(),
-            LoadError::Plan(error) => error.code(),
+            LoadError::Placement(error) => error.code(),
             LoadError::Card(error) => error.code(),
             LoadError::Options(error) | LoadError::Engine { error, .. } => error.code(),
             LoadError::Panicked => "internal",
@@ -103,7 +104,7 @@ impl LoadError {
     /// The event that tells a client.
     pub fn event(&self, id: Option<String>) -> ErrorEvent {
         let class = match self {
-            LoadError::Open(_) | LoadError::Plan(_) | LoadError::Options(_) => Class::Validation,
+            LoadError::Open(_) | LoadError::Placement(_) | LoadError::Options(_) => Class::Validation,
             LoadError::Engine { .. } | LoadError::Card(_) => Class::Transient,
             LoadError::Panicked => Class::Internal,
         };
@@ -288,15 +289,11 @@ impl Start {
 /// Everything that can be refused, with no side effect but the locks on devices, which go with the result.
 fn validate(wanted: &Wanted, given_back: Option<&Plan>) -> Result<(LoadedModel, Plan, CardLocks), LoadError> {
     let model = open_model_with(&wanted.model, TextNeed::Required, &wanted.tokenizer)?;
-    let mut machine = machine_for(&wanted.placement, Path::new(THIS_PROGRAM))?;
-    if let Some(resident) = given_back {
-        machine.give_back(resident);
-    }
-    let plan = plan(model.summary(), &machine, &wanted.placement)?;
+    let plan = wanted.placement.place(model.summary(), Path::new(THIS_PROGRAM), given_back)?;
     for warning in &plan.warnings {
         tracing::warn!("{warning}");
     }
-    let cards = CardLocks::take(&plan, wanted.placement.allow_shared_device)?;
+    let cards = CardLocks::take(&plan, wanted.placement.shares_devices())?;
     Ok((model, plan, cards))
 }
 

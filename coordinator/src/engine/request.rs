@@ -192,6 +192,8 @@ pub struct RequestError {
     pub message: String,
     /// Whether the same request may succeed later.
     pub retryable: bool,
+    /// Whether the engine has given up: nothing can be asked of it any more.
+    pub given_up: bool,
 }
 
 /// Longest stop string in bytes, and most of them: beyond that a request is a mistake.
@@ -283,7 +285,13 @@ impl RequestError {
     }
 
     pub(super) fn new(code: &'static str, class: ErrorClass, message: impl Into<String>) -> RequestError {
-        RequestError { code, class, message: message.into(), retryable: class == ErrorClass::Transient }
+        RequestError {
+            code,
+            class,
+            message: message.into(),
+            retryable: class == ErrorClass::Transient,
+            given_up: false,
+        }
     }
 
     /// A worker failed, and the request with it.
@@ -297,8 +305,8 @@ impl RequestError {
             0 | 1 => String::new(),
             _ => format!("; that was failure {failures} within {} s", WINDOW.as_secs()),
         };
-        let message = format!("{error}{often}; load the model again");
-        RequestError::new(error.code(), ErrorClass::Transient, message)
+        let message = format!("{error}{often}");
+        RequestError { given_up: true, ..RequestError::new(error.code(), ErrorClass::Transient, message) }
     }
 
     /// The request's own step has ended its worker twice.

@@ -81,12 +81,7 @@ pub(super) fn resident_counts(
 }
 
 /// The ways to run layers that spill: as the request says, else the first GPU before CPU workers, and those without a GPU last.
-fn ways(
-    model: &ModelSummary,
-    machine: &Machine,
-    request: &PlacementRequest,
-    wishes: &Wishes,
-) -> Vec<Wishes> {
+fn ways(model: &ModelSummary, machine: &Machine, request: &PlacementRequest, wishes: &Wishes) -> Vec<Wishes> {
     let mut ways = vec![wishes.clone()];
     if !wishes.offload_is_open && wishes.offload == Offload::Pcie {
         return ways;

@@ -50,18 +50,15 @@ pub(super) fn bands(
             let (cpu, gpu) = counts.split_at(counts.len() - gpus);
             (cpu.to_vec(), gpu.to_vec())
         }
-        Division::Uniform => (spilled_to(on_cpu, gpus, wishes.cpu_stages)?, uniform_on_gpus(resident, gpus, layers)?),
+        Division::Uniform => {
+            (spilled_to(on_cpu, gpus, wishes.cpu_stages)?, uniform_on_gpus(resident, gpus, layers)?)
+        }
         Division::Weighted => {
             // Refuses what has too few layers.
             uniform_on_gpus(resident, gpus, layers)?;
             let speeds = wishes.speeds.as_deref();
-            let job = Job {
-                model,
-                limits: least,
-                seats: &wishes.seats,
-                speeds,
-                peer_copies: wishes.peer_copies,
-            };
+            let job =
+                Job { model, limits: least, seats: &wishes.seats, speeds, peer_copies: wishes.peer_copies };
             let mut counts = job.counts(on_cpu..layers, mapped);
             counts[0] -= mapped;
             (spilled_to(on_cpu, gpus, wishes.cpu_stages)?, counts)

@@ -297,7 +297,9 @@ pub enum Refusal {
         workers: usize,
     },
     /// `pp_layers` holds something that is not a number.
-    #[error("pp_layers is `{asked}`, but must be numbers of layers separated by commas, for example 12,18; `{entry}` is not one")]
+    #[error(
+        "pp_layers is `{asked}`, but must be numbers of layers separated by commas, for example 12,18; `{entry}` is not one"
+    )]
     PpLayersParse {
         /// As written.
         asked: String,

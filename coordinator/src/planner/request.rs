@@ -129,9 +129,14 @@ impl PlacementRequest {
         DeviceWish::read(self.devices.as_deref())
     }
 
-    /// Whether measured speeds decide anything.
+    /// Whether measured speeds of GPUs decide anything.
     pub fn asks_for_speed(&self) -> bool {
-        [&self.gpu_layer_budget, &self.split].into_iter().any(|option| written(option) == Some("auto"))
+        self.asks_for_host_speed() || written(&self.split) == Some("auto")
+    }
+
+    /// Whether the measured speed of the host decides anything.
+    pub fn asks_for_host_speed(&self) -> bool {
+        written(&self.gpu_layer_budget) == Some("auto")
     }
 
     pub(super) fn read(&self, model: &ModelSummary, survey: &GpuSurvey) -> Result<Wishes, Refusal> {

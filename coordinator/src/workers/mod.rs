@@ -10,6 +10,7 @@ mod links;
 mod load;
 mod memory;
 mod process;
+mod visibility;
 
 pub use error::{Ending, SetupError, WorkerError, WorkerName};
 pub use links::{Link, LinkPath};
@@ -29,6 +30,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use visibility::Visibility;
 
 /// How long workers may take to end after they were asked to.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
@@ -331,10 +333,11 @@ impl Recipe {
             status: duplicate(status.as_fd())?,
         };
         let planned = &self.plan.stages[stage];
+        let visible = Visibility::of(&self.plan, stage, &self.decided);
         Ok(Worker {
             stage,
             layers: planned.layers.clone(),
-            process: WorkerProcess::spawn(&self.exe, subcommand(&planned.execution), inherited)?,
+            process: WorkerProcess::spawn(&self.exe, subcommand(&planned.execution), inherited, &visible)?,
             control,
             status: Arc::new(status),
             stats: LoadStats::default(),

@@ -1,6 +1,7 @@
 //! One worker process: started with inherited descriptors, watched through a pidfd, reaped on every path.
 
 use super::error::{Ending, SetupError, WorkerError};
+use super::visibility::Visibility;
 use command_fds::{CommandFdExt, FdMapping};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -37,11 +38,13 @@ impl WorkerProcess {
         exe: &Path,
         subcommand: &str,
         inherited: Inherited,
+        visible: &Visibility,
     ) -> Result<WorkerProcess, WorkerError> {
         let args = WorkerArgs::standard(std::process::id());
         let spawn_error = |source| WorkerError::Spawn { exe: exe.into(), source };
         let mut command = Command::new(exe);
         command.arg0("spillway").args(args.to_argv(subcommand)).stdin(Stdio::null()).stdout(Stdio::null());
+        visible.apply(&mut command);
         let Inherited { control, ring_in, ring_out, status } = inherited;
         let mappings = [
             (control, args.control_fd),

@@ -116,6 +116,12 @@ pub enum LineError {
         /// The other.
         second: &'static str,
     },
+    /// A saved plan together with wishes.
+    #[error(
+        "the field \"params.plan\" names a placement that was made before, so no other placement parameter may be sent with it; \
+         send one or the other"
+    )]
+    PlanWithPlacement,
     /// An id that is empty or too long.
     #[error("the field \"id\" must have 1 to {limit} bytes, not {found}", limit = super::MAX_ID_BYTES)]
     BadId {
@@ -138,7 +144,7 @@ impl LineError {
             LineError::WrongType { .. } => "wrong_type",
             LineError::UnknownField { .. } => "unknown_field",
             LineError::UnsupportedField { code, .. } => code,
-            LineError::Conflict { .. } => "conflicting_fields",
+            LineError::Conflict { .. } | LineError::PlanWithPlacement => "conflicting_fields",
             LineError::BadId { .. } => "bad_id",
         }
     }
@@ -156,6 +162,7 @@ impl LineError {
             | LineError::WrongType { .. }
             | LineError::UnknownField { .. }
             | LineError::Conflict { .. }
+            | LineError::PlanWithPlacement
             | LineError::BadId { .. } => Class::Validation,
         }
     }

@@ -51,6 +51,8 @@ pub struct Load {
     pub progress: bool,
     /// Pre-tokenizer to use whatever the file says.
     pub assume_pre: Option<String>,
+    /// File with a placement that was made before; then `params` is empty.
+    pub plan: Option<PathBuf>,
     /// Placement.
     pub params: PlacementParams,
 }
@@ -208,9 +210,14 @@ fn parse_load(id: Option<String>, map: Map<String, Value>) -> Result<Load, LineE
     let mut params = Fields::new("load", "params.", fields.take("params")?.unwrap_or_default());
     fields.finish(foreign::LOAD)?;
     let assume_pre = params.take("assume_pre")?;
+    let plan: Option<String> = params.take("plan")?;
     let placement = take_placement(&mut params)?;
     params.finish(foreign::LOAD_PARAMS)?;
-    Ok(Load { id, model: PathBuf::from(model), progress, assume_pre, params: placement })
+    if plan.is_some() && placement != PlacementParams::default() {
+        return Err(LineError::PlanWithPlacement);
+    }
+    let plan = plan.map(PathBuf::from);
+    Ok(Load { id, model: PathBuf::from(model), progress, assume_pre, plan, params: placement })
 }
 
 fn take_placement(fields: &mut Fields) -> Result<PlacementParams, LineError> {

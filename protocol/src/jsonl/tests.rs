@@ -54,9 +54,23 @@ fn a_load_takes_every_placement_name_of_the_command_line() {
         model: PathBuf::from("/m.gguf"),
         progress: true,
         assume_pre: text("qwen2"),
+        plan: None,
         params,
     };
     assert_eq!(request, Request::Load(Box::new(load)));
+}
+
+#[test]
+fn a_load_takes_a_saved_plan_or_wishes_but_not_both() {
+    let load = |params| json!({"type": "load", "id": "l", "model": "m", "params": params});
+    let Request::Load(saved) = parse(load(json!({"plan": "p.json", "assume_pre": "qwen2", "pp": null})))
+    else {
+        panic!()
+    };
+    assert_eq!((saved.plan, saved.params), (Some(PathBuf::from("p.json")), PlacementParams::default()));
+    let (_, code, class, message) = refusal(&load(json!({"plan": "p.json", "pp": 2})).to_string());
+    assert_eq!((code, class), ("conflicting_fields", Class::Validation));
+    assert!(message.contains("params.plan"), "{message}");
 }
 
 #[test]

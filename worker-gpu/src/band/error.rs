@@ -55,7 +55,9 @@ pub enum BandError {
     #[error("this band has no {0}; the pipeline is wired wrongly")]
     NotHere(&'static str),
     /// The device that was planned for is not there.
-    #[error("the plan is for the {provider} device {planned}, but this process sees only {visible}; make a new plan")]
+    #[error(
+        "the plan is for the {provider} device {planned}, but this process sees only {visible}; make a new plan"
+    )]
     OtherDevice {
         /// The provider.
         provider: String,

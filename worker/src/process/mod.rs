@@ -155,7 +155,12 @@ pub fn run<W: Worker>(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     match inherited.and_then(converse::<W>) {
-        Ok(()) | Err(ProcessError::Stopped) => ExitCode::SUCCESS,
+        Ok(Ending::Asked) | Err(ProcessError::Stopped) => ExitCode::SUCCESS,
+        // The coordinator tells whoever asked; a second voice would only repeat it.
+        Ok(Ending::Told(error)) => {
+            tracing::info!("{}: {error}", W::NAME);
+            ExitCode::from(EXIT_FAILED)
+        }
         Err(error) => {
             eprintln!("error: {}: {error}", W::NAME);
             ExitCode::from(EXIT_FAILED)
@@ -163,15 +168,24 @@ pub fn run<W: Worker>(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// The whole conversation with the coordinator. A failure is also reported to it.
-fn converse<W: Worker>(inherited: Inherited) -> Result<(), ProcessError> {
+/// How a conversation ended that the coordinator could follow to its end.
+#[derive(Debug)]
+enum Ending {
+    /// On request.
+    Asked,
+    /// With a failure that it was told.
+    Told(ProcessError),
+}
+
+/// The whole conversation with the coordinator.
+fn converse<W: Worker>(inherited: Inherited) -> Result<Ending, ProcessError> {
     let Inherited { control, mut ring_in, ring_out, status } = inherited;
     ring_in.set_patience(W::PATIENCE);
     let (mut sender, mut receiver) = control.split();
     sender.send(&FromWorker::Hello { protocol: PROTOCOL_VERSION, pid: std::process::id() })?;
     let load = match receiver.receive(None)? {
         Received::Message(ToWorker::Load(load)) => load,
-        Received::Message(ToWorker::Shutdown) | Received::Closed => return Ok(()),
+        Received::Message(ToWorker::Shutdown) | Received::Closed => return Ok(Ending::Asked),
         Received::Message(_) | Received::TimedOut => return fail(&mut sender, ProcessError::ExpectedLoad),
     };
     status.set_epoch(load.epoch);
@@ -188,28 +202,28 @@ fn converse<W: Worker>(inherited: Inherited) -> Result<(), ProcessError> {
     let leaving = if stop.requested() { WorkerState::Stopping } else { WorkerState::Failed };
     status.set_state(leaving);
     match outcome {
-        Ok(Ok(())) => Ok(()),
+        Ok(Ok(())) => Ok(Ending::Asked),
         // Errors on the way out (a closed ring, say) are consequences of the request to stop.
-        Ok(Err(_)) if stop.requested() => Ok(()),
+        Ok(Err(_)) if stop.requested() => Ok(Ending::Asked),
         Ok(Err(error)) => fail(&mut sender, error),
         Err(panic) => report_panic(&mut sender, panic.as_ref()),
     }
 }
 
-/// Tells the coordinator, then gives the error back.
-fn fail(sender: &mut Sender<FromWorker>, error: ProcessError) -> Result<(), ProcessError> {
+/// Tells the coordinator.
+fn fail(sender: &mut Sender<FromWorker>, error: ProcessError) -> Result<Ending, ProcessError> {
     let failed = FromWorker::Failed { code: error.code().into(), message: error.to_string() };
     sender.send(&failed)?;
-    Err(error)
+    Ok(Ending::Told(error))
 }
 
 /// A panic is a defect of ours: it is told to the coordinator like any failure.
-fn report_panic(sender: &mut Sender<FromWorker>, panic: &(dyn Any + Send)) -> Result<(), ProcessError> {
+fn report_panic(sender: &mut Sender<FromWorker>, panic: &(dyn Any + Send)) -> Result<Ending, ProcessError> {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
     let message = format!("the worker panicked: {text}; this is a defect, please report it");
     sender.send(&FromWorker::Failed { code: "internal".into(), message: message.clone() })?;
-    Err(ProcessError::System { action: "serving", source: std::io::Error::other(message) })
+    Ok(Ending::Told(ProcessError::System { action: "serving", source: std::io::Error::other(message) }))
 }
 
 #[cfg(test)]
@@ -219,11 +233,11 @@ mod tests {
 
     /// What the coordinator hears last, with the code of the error that ended the process.
     fn heard(
-        end: impl FnOnce(&mut Sender<FromWorker>) -> Result<(), ProcessError>,
+        end: impl FnOnce(&mut Sender<FromWorker>) -> Result<Ending, ProcessError>,
     ) -> (FromWorker, &'static str) {
         let (mut coordinator, worker) = pair().unwrap();
         let (mut sender, _receiver) = worker.split();
-        let error = end(&mut sender).unwrap_err();
+        let Ending::Told(error) = end(&mut sender).unwrap() else { panic!("nothing was told") };
         let Received::Message(message) = coordinator.receive(None).unwrap() else {
             panic!("nothing was sent")
         };

@@ -7,7 +7,8 @@ use crate::planner::cost::token_time;
 
 /// GPUs of so many MiB each and of so many MiB a second over the bus, and a CPU that reads so many.
 fn measured(gpus: &[u64], link: u64, cpu: u64) -> Machine {
-    let gpu = |(index, mib): (usize, &u64)| Gpu { speed: Some(reads(100_000, link)), ..gpu(index, mib * MIB) };
+    let gpu =
+        |(index, mib): (usize, &u64)| Gpu { speed: Some(reads(100_000, link)), ..gpu(index, mib * MIB) };
     let gpus = gpus.iter().enumerate().map(gpu).collect();
     let gpus = GpuSurvey { gpus, looked_for: vec![] };
     Machine { memory_bandwidth: Some(cpu * MIB), gpus, ..machine() }
@@ -57,7 +58,8 @@ fn nothing_spills_that_fits_unless_the_gpu_is_the_slower_one() {
 fn the_reason_has_the_numbers_it_was_found_by() {
     let plan = plan(&model(64), &measured(&[500, 500], 25_600, 61_440), &auto("0,1")).unwrap();
     let why = &plan.stages[0].why;
-    for part in ["device 1 reads 97.7 GiB/s", "25.0 GiB/s of the host's", "the CPU 60.0 GiB/s", "ms a token"] {
+    for part in ["device 1 reads 97.7 GiB/s", "25.0 GiB/s of the host's", "the CPU 60.0 GiB/s", "ms a token"]
+    {
         assert!(why.contains(part), "{why}");
     }
 }
@@ -74,7 +76,8 @@ fn time_is_that_of_bytes_at_the_share_of_the_speed_that_is_reached() {
     (bare.gpu_head_bytes, bare.head_bytes) = (0, 0);
     let host = measured(&[8000], 10_000, 10_000);
     let time = |budget, offload| {
-        let request = PlacementRequest { gpu_layer_budget: text(budget), offload_exec: text(offload), ..on("0") };
+        let request =
+            PlacementRequest { gpu_layer_budget: text(budget), offload_exec: text(offload), ..on("0") };
         token_time(&plan(&bare, &host, &request).unwrap(), &host).unwrap().0
     };
     assert_eq!(time("2", "pcie"), 2_000_000_000, "1 ms each");
@@ -98,7 +101,10 @@ fn what_would_fit_is_told_when_no_budget_does() {
     // The head alone is too much.
     let tiny = with_gpus_of(&[20]);
     let (advice, sentence) = refused(&tiny, &PlacementRequest { gpu_layer_budget: None, ..auto("0") });
-    assert!(advice.no_budget && sentence.contains("no gpu_layer_budget would fit, `auto` neither"), "{sentence}");
+    assert!(
+        advice.no_budget && sentence.contains("no gpu_layer_budget would fit, `auto` neither"),
+        "{sentence}"
+    );
     // Half of the layers, 320 MiB, and the head are too much for the smaller card.
     let uneven = with_gpus_of(&[370, 900]);
     let request = PlacementRequest { gpu_layer_budget: None, ..auto("1,0") };

@@ -246,9 +246,10 @@ mod tests {
     #[test]
     fn the_list_of_options_is_complete() {
         let unread = |option: &&str| Settings::default().set(option, "1").is_none();
-        assert_eq!(OPTIONS.split(", ").filter(unread).collect::<Vec<_>>(), [
-            "wave", "order", "integrated", "refuse-register", "garble-peer", "refuse-peer"
-        ]);
+        assert_eq!(
+            OPTIONS.split(", ").filter(unread).collect::<Vec<_>>(),
+            ["wave", "order", "integrated", "refuse-register", "garble-peer", "refuse-peer"]
+        );
     }
 
     /// Every mistake is refused, and the refusal names it.
