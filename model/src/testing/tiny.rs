@@ -7,6 +7,7 @@ use crate::error::ModelError;
 use crate::gguf::{GgmlType, Gguf};
 use crate::program::{Step, WeightRef};
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
 
 /// Tokens of every tiny model: 256 bytes, some merges, three control tokens, padding.
@@ -36,6 +37,10 @@ struct Shape {
     partial_rotary: u32,
     key_heads: u32,
     value_heads: u32,
+    /// Dimensions of these heads.
+    linear_dim: u32,
+    /// Tokens at least.
+    vocab: usize,
     /// Every how many layers of a hybrid attend.
     interval: u32,
 }
@@ -50,6 +55,8 @@ const TINY: Shape = Shape {
     partial_rotary: 16,
     key_heads: 2,
     value_heads: 4,
+    linear_dim: 32,
+    vocab: TINY_VOCAB,
     interval: 4,
 };
 
@@ -63,7 +70,24 @@ const SEEDLING: Shape = Shape {
     partial_rotary: 2,
     key_heads: 2,
     value_heads: 2,
+    linear_dim: 4,
+    vocab: 0,
     interval: 2,
+};
+
+/// A hybrid model of 27 thousand million weights.
+const LARGE: Shape = Shape {
+    d_model: 5120,
+    ffn: 17_408,
+    heads: 24,
+    kv_heads: 4,
+    head_dim: 256,
+    partial_rotary: 64,
+    key_heads: 16,
+    value_heads: 48,
+    linear_dim: 128,
+    vocab: 248_320,
+    interval: 4,
 };
 
 /// A tiny model to be written: the architecture's real shape at a small size.
@@ -88,6 +112,11 @@ impl TinyModel {
     /// The smallest model of `architecture`, with a vocabulary of six tokens and padding: a file of a few kilobytes to mutate.
     pub fn seedling(architecture: &'static str) -> Self {
         TinyModel { shape: SEEDLING, layers: 2, ..TinyModel::new(architecture) }
+    }
+
+    /// A hybrid model of the real shape of 27B, with 64 layers: only to be outlined.
+    pub fn large() -> Self {
+        TinyModel { shape: LARGE, layers: 64, context_length: 262_144, ..TinyModel::new("qwen35") }.untied()
     }
 
     /// Number of layers.
@@ -161,6 +190,31 @@ impl TinyModel {
         std::fs::write(path, self.to_bytes().map_err(std::io::Error::other)?)
     }
 
+    /// Writes a file that has everything but the weights: a header, and the length of all of it. Matrices count as Q4_K, so their rows
+    /// must be whole blocks.
+    ///
+    /// # Errors
+    /// An architecture that is not supported, or a path that cannot be written.
+    pub fn write_outline(&self, path: &Path) -> std::io::Result<()> {
+        let mut file = GgufWriter::new();
+        self.metadata(&mut file);
+        let mut end = 0u64;
+        for (weight, kind) in self.program_weights(&file).map_err(std::io::Error::other)? {
+            let (rows, cols) = (weight.rows as u64, weight.cols as u64);
+            let (stored, bytes) = match kind {
+                Kind::Matrix | Kind::Embedding => (GgmlType::Q4_K, rows * cols / 256 * 144),
+                _ => (GgmlType::F32, rows * cols * 4),
+            };
+            let dims: &[u64] = if rows == 1 { &[cols] } else { &[cols, rows] };
+            file.tensor(&weight.name, dims, stored, Vec::new()).at_offset(end);
+            end += bytes.next_multiple_of(32);
+        }
+        let header = file.to_bytes();
+        let mut out = std::fs::File::create(path)?;
+        out.write_all(&header)?;
+        out.set_len(header.len() as u64 + end)
+    }
+
     fn metadata(&self, file: &mut GgufWriter) {
         let (arch, shape) = (self.architecture, self.shape);
         let numbers: &[(&str, u32)] = &[
@@ -176,10 +230,10 @@ impl TinyModel {
         ];
         let recurrent: &[(&str, u32)] = &[
             ("ssm.conv_kernel", 4),
-            ("ssm.state_size", shape.head_dim),
+            ("ssm.state_size", shape.linear_dim),
             ("ssm.group_count", shape.key_heads),
             ("ssm.time_step_rank", shape.value_heads),
-            ("ssm.inner_size", shape.value_heads * shape.head_dim),
+            ("ssm.inner_size", shape.value_heads * shape.linear_dim),
             ("full_attention_interval", shape.interval),
         ];
         file.key("general.architecture", arch).key("general.name", format!("tiny {arch}"));
@@ -188,10 +242,10 @@ impl TinyModel {
         }
         file.key(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-6f32);
         file.key(&format!("{arch}.rope.freq_base"), 10_000.0f32);
-        if self.shape.d_model == TINY.d_model {
-            tokenizer(file, &byte_tokens(), MERGES);
+        if self.shape.d_model < TINY.d_model {
+            tokenizer(file, &["a", "b", "ab"].map(str::to_owned), &["a b"], shape.vocab);
         } else {
-            tokenizer(file, &["a", "b", "ab"].map(str::to_owned), &["a b"]);
+            tokenizer(file, &byte_tokens(), MERGES, shape.vocab);
         }
     }
 
@@ -312,8 +366,8 @@ fn byte_tokens() -> Vec<String> {
     bytes.chain(MERGES.iter().map(|pair| pair.replace(' ', ""))).collect()
 }
 
-/// Writes a byte-level BPE vocabulary of `text` tokens, followed by control tokens and padding.
-fn tokenizer(file: &mut GgufWriter, text: &[String], merges: &[&str]) {
+/// Writes a byte-level BPE vocabulary of `text` tokens, followed by control tokens and padding to at least `vocab`.
+fn tokenizer(file: &mut GgufWriter, text: &[String], merges: &[&str], vocab: usize) {
     const NORMAL: i32 = 1;
     const CONTROL_TYPE: i32 = 3;
     const UNUSED: i32 = 5;
@@ -322,7 +376,7 @@ fn tokenizer(file: &mut GgufWriter, text: &[String], merges: &[&str]) {
     let first_control = tokens.len() as u32;
     tokens.extend(CONTROL.iter().map(|&t| t.to_owned()));
     types.resize(tokens.len(), CONTROL_TYPE);
-    let padded = tokens.len().next_multiple_of(PADDING);
+    let padded = tokens.len().next_multiple_of(PADDING).max(vocab);
     tokens.extend((tokens.len()..padded).map(|i| format!("[PAD{i}]")));
     types.resize(padded, UNUSED);
     file.key("tokenizer.ggml.model", "gpt2")

@@ -35,6 +35,19 @@ const SMALL: Shape = Shape {
     d_model: 1024,
 };
 
+/// Width 2560, MLP 9216, 16 query and 4 key heads of 256, 16 key and 32 value heads of 128.
+/// - MLP: 3 · 9216 · 2560 = 70,778,880
+/// - attends: 2·16·256 · 2560 = 20,971,520; 2 · 4·256 · 2560 = 5,242,880; 4096 · 2560 = 10,485,760
+/// - keeps a state: (2·16 + 32)·128 · 2560 = 20,971,520; 4096 · 2560 = 10,485,760; 2 · 32 · 2560 = 163,840; 10,485,760
+const FOUR: Shape = Shape {
+    layers: 32,
+    attends: 70_778_880 + 20_971_520 + 5_242_880 + 10_485_760,
+    keeps_state: 70_778_880 + 20_971_520 + 10_485_760 + 163_840 + 10_485_760,
+    kv: 2 * 4 * 256 * 2,
+    state: 3 * 8192 + 32 * 128 * 128,
+    d_model: 2560,
+};
+
 /// Width 4096, MLP 12288, 16 query and 4 key heads of 256, 16 key and 32 value heads of 128.
 /// - MLP: 3 · 12288 · 4096 = 150,994,944
 /// - attends: 2·16·256 · 4096 = 33,554,432; 2 · 4·256 · 4096 = 8,388,608; 4096 · 4096 = 16,777,216
@@ -140,26 +153,47 @@ type Row = (&'static Shape, usize, u64, usize, Result<&'static [usize], std::ops
 /// What is needed beside scratch, worked out by hand:
 /// - small: weights 6 · 10,321,920 + 18 · 12,109,824 = 279,908,352 and head 208,588,800; 4096 tokens take 6 · 2048 · 4096 =
 ///   50,331,648, 262,144 tokens 3,221,225,472 bytes
+/// - four: weights 8 · 60,456,960 + 24 · 63,498,240 = 2,007,613,440 and head 521,472,000; 8 · 4096 bytes a token as for middle,
+///   4,294,967,296 for 131,072
 /// - middle: weights 8 · 117,964,800 + 24 · 122,830,848 = 3,891,658,752 and head 834,355,200; 8 · 4096 bytes a token: 134,217,728
 ///   for 4096 tokens, 8,589,934,592 for 262,144
 /// - large: weights 13,697,187,840 and head 1,042,944,000; 16 · 4096 bytes a token: 268,435,456 for 4096 tokens, 2,147,483,648
-///   for 32,768, 17,179,869,184 for 262,144
-const ROWS: [Row; 15] = [
+///   for 32,768, 8,589,934,592 for 131,072, 17,179,869,184 for 262,144
+const ROWS: [Row; 29] = [
     (&SMALL, 1, 8, 4096, Ok(&[24])),
     // 0.5 + 3.2 GB
     (&SMALL, 1, 8, 262_144, Ok(&[24])),
     (&SMALL, 4, 8, 262_144, Ok(&[6, 6, 6, 6])),
+    (&SMALL, 1, 24, 262_144, Ok(&[24])),
+    // 2.5 + 0.1 GB
+    (&FOUR, 1, 8, 4096, Ok(&[32])),
+    // 2.5 + 4.3 of 8.6 GB
+    (&FOUR, 1, 8, 131_072, Ok(&[32])),
+    // 2.5 + 8.6 of 12.9 GB
+    (&FOUR, 1, 12, 262_144, Ok(&[32])),
+    (&FOUR, 2, 8, 262_144, Ok(&[16, 16])),
+    (&FOUR, 3, 24, 262_144, Ok(&[11, 11, 10])),
     // 4.7 + 0.1 GB
     (&MIDDLE, 1, 8, 4096, Ok(&[32])),
     // 4.7 + 8.6 GB of 12.9: all but two or three layers' weights, while keys and values stay
     (&MIDDLE, 1, 12, 262_144, Err(21..29)),
     (&MIDDLE, 1, 16, 262_144, Ok(&[32])),
     (&MIDDLE, 2, 8, 262_144, Ok(&[16, 16])),
+    // 4.7 + 8.6 of 25.8 GB
+    (&MIDDLE, 1, 24, 262_144, Ok(&[32])),
+    (&MIDDLE, 4, 24, 4096, Ok(&[8, 8, 8, 8])),
     // 14.7 GB + 0.3
     (&LARGE, 1, 16, 4096, Ok(&[64])),
     // 14.7 GB + 2.1 of 17.2, and scratch
     (&LARGE, 1, 16, 32_768, Err(54..64)),
+    // 14.7 GB + 1.1
+    (&LARGE, 1, 16, 16_384, Ok(&[64])),
+    (&LARGE, 1, 24, 4096, Ok(&[64])),
     (&LARGE, 1, 24, 32_768, Ok(&[64])),
+    // 14.7 GB + 8.6 of 25.4 that are not the driver's
+    (&LARGE, 1, 24, 131_072, Ok(&[64])),
+    // 25.4 GB less head, keys, values, states: 7.0 GB / 0.214
+    (&LARGE, 1, 24, 262_144, Err(28..34)),
     // 12.9 GB less head, keys, values: 11.1 GB / 0.214
     (&LARGE, 1, 12, 4096, Err(46..54)),
     // 8.6 GB: 6.8 GB / 0.214
@@ -168,6 +202,8 @@ const ROWS: [Row; 15] = [
     (&LARGE, 2, 8, 4096, Ok(&[32, 32])),
     // 13.7 + 1.0 + 17.2 GB in 51.5
     (&LARGE, 2, 24, 262_144, Ok(&[32, 32])),
+    (&LARGE, 3, 24, 262_144, Ok(&[22, 21, 21])),
+    (&LARGE, 4, 24, 262_144, Ok(&[16, 16, 16, 16])),
     (&LARGE, 3, 16, 262_144, Ok(&[22, 21, 21])),
 ];
 
