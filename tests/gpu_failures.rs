@@ -54,6 +54,7 @@ fn a_load_that_runs_out_of_memory_is_refused_and_leaves_nothing() {
             break;
         }
         assert_eq!(ran.code, Some(4), "{nth}: {ran:?}");
+        assert_eq!(ran.stderr.matches("error: ").count(), 1, "{nth}: one voice tells it: {ran:?}");
         let last = ran.json_lines().pop().unwrap();
         assert_eq!(last["code"], "gpu_out_of_memory", "{nth}: {last}");
         let message = last["message"].as_str().unwrap();
@@ -117,6 +118,35 @@ fn started(model: &Path, devices: &str) -> (std::process::Child, Value) {
     // Whoever waits for the child does not read on: a thread does, so that a full pipe stops nothing.
     std::thread::spawn(move || stdout.lines().for_each(drop));
     (child, serde_json::from_str(&line).unwrap())
+}
+
+/// A command has no model that could be loaded again: what to do is said in its own words, once.
+#[test]
+fn a_command_that_cannot_go_on_says_to_run_it_again() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let model = long_model(&models);
+    let devices = format!("emulated:fail-launch={MIDSTREAM_LAUNCH}");
+    let args = [
+        "run",
+        "-p",
+        "x",
+        "-n",
+        "60000",
+        "--ignore-eos",
+        "--max-seq",
+        "4096",
+        "--quiet",
+        "--devices",
+        &devices,
+    ];
+    let output = without_restarts(&[&args[..], &["-m", model.to_str().unwrap()]].concat()).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(4), "{told}");
+    let errors: Vec<&str> = told.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert!(errors.len() == 1 && errors[0].ends_with("; run the command again"), "{told}");
 }
 
 #[test]

@@ -29,8 +29,10 @@ pub fn machine_for(request: &PlacementRequest, exe: &Path) -> Result<Machine, Re
     let wish = request.device_wish()?;
     let gpus = survey(&wish, exe, request.asks_for_speed());
     let host = Machine::detect();
-    let measured = (request.asks_for_host_speed() && !gpus.gpus.is_empty())
-        .then(|| HostSpeed::measure(&speeds(), request.threads.unwrap_or(host.cpus), Measure::Missing));
+    let measured = (request.asks_for_host_speed() && !gpus.gpus.is_empty()).then(|| {
+        let threads = request.threads.unwrap_or(host.cpus);
+        HostSpeed::measure(&speeds(), threads, host.available_bytes, Measure::Missing)
+    });
     let speed = measured.and_then(|speed| {
         speed
             .inspect_err(|reason| tracing::warn!(%reason, "the speed of the host's memory is not known"))

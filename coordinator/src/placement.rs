@@ -10,7 +10,7 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placement {
     /// A placement that is made by these options.
-    New(PlacementRequest),
+    New(Box<PlacementRequest>),
     /// The one in a file, if it still holds.
     Saved(PathBuf),
 }

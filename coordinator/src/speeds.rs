@@ -6,6 +6,9 @@ use spillway_kernels::pool::ThreadPool;
 use spillway_worker_gpu::devices::Measure;
 use spillway_worker_gpu::measurements::Measurements;
 
+/// Part of the available memory that is read at most: one in so many bytes.
+const SHARE: u64 = 4;
+
 /// Speed of the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostSpeed {
@@ -21,17 +24,23 @@ impl HostSpeed {
         results.find(&subject(&cpu_name(&cpu_info()), threads))
     }
 
-    /// What was measured before, or is now. Takes up to a second on a current host, and half a gibibyte of memory meanwhile.
+    /// What was measured before, or is now, with some of the `available` bytes of memory. Takes up to a second on a current host.
     ///
     /// # Errors
     /// It cannot be measured, or the result cannot be kept; a sentence.
-    pub fn measure(results: &Measurements, threads: usize, which: Measure) -> Result<HostSpeed, String> {
+    pub fn measure(
+        results: &Measurements,
+        threads: usize,
+        available: u64,
+        which: Measure,
+    ) -> Result<HostSpeed, String> {
         let known = Self::look_up(results, threads);
         if let Some(known) = known.filter(|_| which == Measure::Missing) {
             return Ok(known);
         }
+        let buffer = usize::try_from(available / SHARE).unwrap_or(usize::MAX).min(BUFFER_BYTES);
         let pool = ThreadPool::new(threads).map_err(|error| error.to_string())?;
-        let measured = read_bandwidth(&pool, BUFFER_BYTES).map_err(|error| error.to_string())?;
+        let measured = read_bandwidth(&pool, buffer).map_err(|error| error.to_string())?;
         // The fastest pass: what a busy moment takes away comes back.
         let speed = HostSpeed { threads, memory: whole(measured.best) };
         let kept = results.store(&subject(&cpu_name(&cpu_info()), threads), &speed);
@@ -85,9 +94,9 @@ mod tests {
         assert_eq!(HostSpeed::look_up(&results, 3), None);
         let kept = HostSpeed { threads: 3, memory: 5 };
         results.store(&subject(&cpu_name(&cpu_info()), 3), &kept).unwrap();
-        assert_eq!(HostSpeed::measure(&results, 3, Measure::Missing), Ok(kept));
+        assert_eq!(HostSpeed::measure(&results, 3, 0, Measure::Missing), Ok(kept));
         assert_eq!(HostSpeed::look_up(&results, 4), None, "other threads, another speed");
-        let failed = HostSpeed::measure(&results, 0, Measure::Missing);
+        let failed = HostSpeed::measure(&results, 0, 1 << 20, Measure::Missing);
         assert!(failed.is_err(), "{failed:?}");
     }
 }

@@ -185,7 +185,7 @@ pub struct SavedPlanArgs {
 impl SavedPlanArgs {
     /// The saved plan if there is one, else what is asked for.
     pub fn or(&self, request: PlacementRequest) -> Placement {
-        self.plan.clone().map_or(Placement::New(request), Placement::Saved)
+        self.plan.clone().map_or(Placement::New(Box::new(request)), Placement::Saved)
     }
 }
 

@@ -45,7 +45,7 @@ pub fn devices(args: &DevicesArgs) -> Result<(), Failure> {
 
 /// Fills in the speeds of devices, and gives the host's.
 fn measure(survey: &mut Survey, wanted: Option<MeasureArg>) -> Option<HostSpeed> {
-    let (results, threads) = (speeds(), Machine::detect().cpus);
+    let (results, Machine { cpus: threads, available_bytes, .. }) = (speeds(), Machine::detect());
     let which = match wanted {
         None | Some(MeasureArg::Missing) => Measure::Missing,
         Some(MeasureArg::Anew) => Measure::Anew,
@@ -62,7 +62,7 @@ fn measure(survey: &mut Survey, wanted: Option<MeasureArg>) -> Option<HostSpeed>
     if wanted != Some(MeasureArg::Anew) {
         return HostSpeed::look_up(&results, threads);
     }
-    let measured = HostSpeed::measure(&results, threads, which);
+    let measured = HostSpeed::measure(&results, threads, available_bytes, which);
     measured.map_err(|reason| survey.not_measured.push(format!("speed of the host's memory: {reason}"))).ok()
 }
 

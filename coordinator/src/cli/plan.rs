@@ -30,7 +30,9 @@ fn place(args: &PlanArgs) -> Result<Plan, Failure> {
             let saved = || placement::read(file).map(|plan| plan.model.path);
             (model.clone().map_or_else(saved, Ok)?, Placement::Saved(file.clone()))
         }
-        (model, None) => (model.clone().unwrap_or_default(), Placement::New(args.placement.to_request())),
+        (model, None) => {
+            (model.clone().unwrap_or_default(), Placement::New(Box::new(args.placement.to_request())))
+        }
     };
     let model = open_model_with(&path, TextNeed::Optional, &args.tokenizer.options())?;
     Ok(placement.place(model.summary(), Path::new(THIS_PROGRAM), None)?)

@@ -309,7 +309,7 @@ fn load_event(id: Option<String>, now: LoadProgress) -> Event {
 
 /// A plan that was kept, or one that is made.
 fn placement(plan: Option<PathBuf>, params: PlacementParams) -> Placement {
-    plan.map_or_else(|| Placement::New(request(params)), Placement::Saved)
+    plan.map_or_else(|| Placement::New(Box::new(request(params))), Placement::Saved)
 }
 
 /// Placement as the planner takes it; a number beyond this machine's word stays too large for any limit.
