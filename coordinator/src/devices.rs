@@ -29,7 +29,9 @@ pub fn machine_for(request: &PlacementRequest, exe: &Path) -> Result<Machine, Re
     let wish = request.device_wish()?;
     let gpus = survey(&wish, exe, request.asks_for_speed());
     let host = Machine::detect();
-    let measured = (request.asks_for_host_speed() && !gpus.gpus.is_empty()).then(|| {
+    // Without the speed of any GPU it decides nothing.
+    let known = gpus.gpus.iter().any(|gpu| gpu.speed.is_some());
+    let measured = (request.asks_for_host_speed() && known).then(|| {
         let threads = request.threads.unwrap_or(host.cpus);
         HostSpeed::measure(&speeds(), threads, host.available_bytes, Measure::Missing)
     });
@@ -71,7 +73,7 @@ fn survey(wish: &DeviceWish, exe: &Path, measure: bool) -> GpuSurvey {
     }
     match search(command, if measure { MEASURE_LIMIT } else { SEARCH_LIMIT }) {
         Ok(Survey { devices, looked_for, not_measured, .. }) => {
-            not_measured.iter().for_each(|reason| tracing::warn!("{reason}"));
+            not_measured.iter().for_each(|reason| tracing::warn!("not measured: {reason}"));
             GpuSurvey { gpus: devices.into_iter().map(gpu).collect(), looked_for }
         }
         Err(reason) => {

@@ -1,7 +1,7 @@
 //! Bands and what their bytes are for.
 
 use super::request::{Division, Offload, Wishes};
-use super::split::Job;
+use super::split::{self, Job};
 use super::{LayerSizes, ModelSummary, Refusal};
 use spillway_kernels::activations::{Activations, Forms};
 use spillway_protocol::plan::{KV_BLOCK_TOKENS, Limits, StageBytes};
@@ -56,7 +56,8 @@ pub(super) fn bands(
         Division::Weighted => {
             // Refuses what has too few layers.
             uniform_on_gpus(resident, gpus, layers)?;
-            let speeds = wishes.speeds.as_deref();
+            let speeds = wishes.speeds.as_deref().map(split::told_apart);
+            let speeds = speeds.as_deref();
             let job =
                 Job { model, limits: least, seats: &wishes.seats, speeds, peer_copies: wishes.peer_copies };
             let mut counts = job.counts(on_cpu..layers, mapped);

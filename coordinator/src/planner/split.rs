@@ -10,6 +10,18 @@ use std::ops::Range;
 /// What a stage that does not fit costs at least: more than any that fits.
 const DOES_NOT_FIT: u128 = 1 << 100;
 
+/// Speeds that differ by no more than one part in so many are one speed: measurements of alike cards scatter, and alike cards
+/// should get alike shares.
+const SCATTER: u64 = 10;
+
+/// What seats read a second, as far as it tells them apart.
+pub(super) fn told_apart(speeds: &[DeviceSpeed]) -> Vec<u64> {
+    let measured = speeds.iter().map(|speed| speed.memory);
+    let (least, most) =
+        (measured.clone().min().unwrap_or_default(), measured.clone().max().unwrap_or_default());
+    if most - least <= most / SCATTER { vec![least; speeds.len()] } else { measured.collect() }
+}
+
 /// What is to be split.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job<'a> {
@@ -17,8 +29,8 @@ pub(super) struct Job<'a> {
     /// Sizes of the smallest placement: one full sequence.
     pub limits: &'a Limits,
     pub seats: &'a [Seat],
-    /// Measured speed of every seat, where all of them were measured.
-    pub speeds: Option<&'a [DeviceSpeed]>,
+    /// Bytes a second that every seat reads of its memory, where that was measured of all of them.
+    pub speeds: Option<&'a [u64]>,
     /// Whether seats write into each other's memory.
     pub peer_copies: bool,
 }
@@ -75,7 +87,7 @@ impl Job<'_> {
             return DOES_NOT_FIT + part(taken, room);
         }
         match self.speeds {
-            Some(speeds) => part(bytes.weights, speeds[seat].memory),
+            Some(speeds) => part(bytes.weights, speeds[seat]),
             None => part(taken, room),
         }
     }

@@ -365,6 +365,15 @@ fn automatic_splits_follow_memory_and_measured_speed() {
     machine.gpus.gpus[1].speed = Some(reads(1500 << 10, 1));
     let measured = by(&machine, "auto");
     assert!((16..=18).contains(&measured[0]), "{measured:?}");
+    // Alike cards are not told apart by what measurements scatter.
+    let alike = [(950, 1000), (1000, 950), (800, 1000)].map(|(first, second)| {
+        let mut alike = with_gpus(8 << 30);
+        alike.gpus.gpus[0].speed = Some(reads(first, 1));
+        alike.gpus.gpus[1].speed = Some(reads(second, 1));
+        by(&alike, "auto")
+    });
+    assert_eq!(alike[0], alike[1]);
+    assert!(alike[2][0] < alike[0][0], "{alike:?}");
     // Unless it cannot hold so much.
     machine.gpus.gpus[1].free_bytes = 400 * MIB;
     let held = by(&machine, "auto");
