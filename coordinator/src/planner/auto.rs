@@ -74,10 +74,11 @@ fn most(model: &ModelSummary, machine: &Machine, wishes: &Wishes) -> Result<Plan
 pub(super) fn resident_counts(
     model: &ModelSummary,
     wishes: &Wishes,
-) -> std::iter::Rev<std::ops::RangeInclusive<usize>> {
+) -> impl DoubleEndedIterator<Item = usize> + use<> {
     let gpus = wishes.seats.len();
     let least = if gpus == 1 && wishes.offload == Offload::Pcie { 0 } else { gpus };
-    (least..=if gpus == 0 { 0 } else { model.layers.len() }).rev()
+    let most = if gpus == 0 { 0 } else { model.layers.len() };
+    (least..=most).rev()
 }
 
 /// The ways to run layers that spill: as the request says, else the first GPU before CPU workers, and those without a GPU last.
@@ -96,16 +97,12 @@ fn ways(model: &ModelSummary, machine: &Machine, request: &PlacementRequest, wis
     ways
 }
 
-fn candidates<'w>(
-    model: &ModelSummary,
-    machine: &Machine,
-    wishes: &'w Wishes,
-) -> impl Iterator<Item = Candidate<'w>> {
-    let candidate = move |(resident, bound)| Candidate { wishes, resident, bound };
-    let bounds: Vec<_> = resident_counts(model, wishes)
-        .filter_map(|resident| Some((resident, bound(model, machine, wishes, resident)?)))
-        .collect();
-    bounds.into_iter().map(candidate)
+fn candidates<'w>(model: &ModelSummary, machine: &Machine, wishes: &'w Wishes) -> Vec<Candidate<'w>> {
+    let candidate = |resident| {
+        let bound = bound(model, machine, wishes, resident)?;
+        Some(Candidate { wishes, resident, bound })
+    };
+    resident_counts(model, wishes).filter_map(candidate).collect()
 }
 
 /// The weights alone, as if the fastest GPU held all that are resident. None where a speed is not known.

@@ -90,13 +90,17 @@ pub enum ProcessError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The path names another file, or the file was written to.
-    #[error("{path}: the file is not the one that was loaded, or has been changed since; load it again")]
+    #[error(
+        "{path}: the file is not the one that was loaded, or has been changed since; start over with the file as it is now"
+    )]
     FileReplaced {
         /// The path.
         path: PathBuf,
     },
     /// The file is not the one that was planned for.
-    #[error("{path}: the file has {found} bytes now, {expected} when the plan was made; load it again")]
+    #[error(
+        "{path}: the file has {found} bytes now, {expected} when the plan was made; start over with the file as it is now"
+    )]
     FileChanged {
         /// The file.
         path: PathBuf,
