@@ -161,8 +161,8 @@ fn speeds_are_shown_and_measured_anew() {
     lock.lock().unwrap();
     let busy = devices(&["--json", "--measure"]).json();
     assert_eq!(busy["devices"][0]["speed"]["memory"], 7);
-    let reason = busy["not_measured"][0].as_str().unwrap();
-    assert!(reason.contains("speed of device 0") && reason.contains("in use"), "{reason}");
+    let reason = busy["speed_notes"][0].as_str().unwrap();
+    assert!(reason.contains("device 0 is not measured") && reason.contains("in use"), "{reason}");
     drop(lock);
     assert!(speed(&devices(&["--json", "--measure"]))["memory"].as_u64().unwrap() > 7);
 }

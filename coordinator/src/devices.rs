@@ -32,7 +32,8 @@ pub fn machine_for(request: &PlacementRequest, exe: &Path) -> Result<Machine, Re
     // Without the speed of any GPU it decides nothing.
     let known = gpus.gpus.iter().any(|gpu| gpu.speed.is_some());
     let measured = (request.asks_for_host_speed() && known).then(|| {
-        let threads = request.threads.unwrap_or(host.cpus);
+        // More threads than processors read no faster.
+        let threads = request.threads.filter(|threads| (1..host.cpus).contains(threads)).unwrap_or(host.cpus);
         HostSpeed::measure(&speeds(), threads, host.available_bytes, Measure::Missing)
     });
     let speed = measured.and_then(|speed| {
@@ -72,8 +73,8 @@ fn survey(wish: &DeviceWish, exe: &Path, measure: bool) -> GpuSurvey {
         command.arg("--measure=missing");
     }
     match search(command, if measure { MEASURE_LIMIT } else { SEARCH_LIMIT }) {
-        Ok(Survey { devices, looked_for, not_measured, .. }) => {
-            not_measured.iter().for_each(|reason| tracing::warn!("not measured: {reason}"));
+        Ok(Survey { devices, looked_for, speed_notes, .. }) => {
+            speed_notes.iter().for_each(|note| tracing::warn!("{note}"));
             GpuSurvey { gpus: devices.into_iter().map(gpu).collect(), looked_for }
         }
         Err(reason) => {

@@ -71,7 +71,7 @@ pub struct Survey {
     pub looked_for: Vec<String>,
     /// Why the speed of a device was not measured, or not kept, one sentence each.
     #[serde(default)]
-    pub not_measured: Vec<String>,
+    pub speed_notes: Vec<String>,
     /// Pairs of devices, as far as they were looked up.
     #[serde(default)]
     pub links: Vec<LinkReport>,
@@ -200,13 +200,17 @@ impl Survey {
             if device.refused.is_some() || !wanted(device) {
                 continue;
             }
-            let measured = own(device).and_then(|_owned| measure(device)).and_then(|speed| {
-                device.speed = Some(speed);
-                let kept = results.store(&speed_subject(device), &speed);
-                kept.map_err(|error| format!("the result cannot be kept: {error}"))
-            });
-            if let Err(reason) = measured {
-                self.not_measured.push(format!("speed of device {}: {reason}", device.index));
+            match own(device).and_then(|_owned| measure(device)) {
+                Ok(speed) => {
+                    device.speed = Some(speed);
+                    let kept = results.store(&speed_subject(device), &speed).err();
+                    let note =
+                        |error| format!("the speed of device {} cannot be kept: {error}", device.index);
+                    self.speed_notes.extend(kept.map(note));
+                }
+                Err(reason) => {
+                    self.speed_notes.push(format!("device {} is not measured: {reason}", device.index));
+                }
             }
         }
     }
@@ -311,7 +315,7 @@ mod tests {
             if device.index == 1 { Err("in use".to_owned()) } else { Ok(()) }
         });
         assert_eq!(known(&first), [true, false]);
-        assert_eq!(first.not_measured, ["speed of device 1: in use"]);
+        assert_eq!(first.speed_notes, ["device 1 is not measured: in use"]);
         let mut second = look();
         second.look_up_speeds(&results);
         assert_eq!(second.devices[0].speed, first.devices[0].speed);

@@ -63,7 +63,7 @@ fn measure(survey: &mut Survey, wanted: Option<MeasureArg>) -> Option<HostSpeed>
         return HostSpeed::look_up(&results, threads);
     }
     let measured = HostSpeed::measure(&results, threads, available_bytes, which);
-    measured.map_err(|reason| survey.not_measured.push(format!("speed of the host's memory: {reason}"))).ok()
+    measured.map_err(|reason| survey.speed_notes.push(format!("the host is not measured: {reason}"))).ok()
 }
 
 fn text(Listing { survey, host }: &Listing) -> String {
@@ -78,8 +78,8 @@ fn text(Listing { survey, host }: &Listing) -> String {
     if let Some(HostSpeed { threads, memory }) = host {
         let _ = writeln!(text, "host: {threads} threads read {}/s of its memory", bytes(*memory));
     }
-    for reason in &survey.not_measured {
-        let _ = writeln!(text, "  not measured: {reason}");
+    for note in &survey.speed_notes {
+        let _ = writeln!(text, "  note: {note}");
     }
     if survey.devices.is_empty() {
         text.push_str("no GPU was found\n");
