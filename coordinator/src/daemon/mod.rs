@@ -112,6 +112,7 @@ async fn serve_all(socket: Option<(StdListener, SocketFile)>) -> Result<DaemonEn
             }
             end = signals.next(draining) => {
                 interrupted |= end.interrupted;
+                service.drain();
                 ending.send_replace(end.reached);
             }
         }

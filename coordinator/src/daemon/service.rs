@@ -6,7 +6,7 @@
 
 use crate::cards::{CardLocks, LockError};
 use crate::devices::{THIS_PROGRAM, machine_for};
-use crate::engine::{Engine, EngineError, EngineOptions, StageStatus};
+use crate::engine::{Engine, EngineError, EngineOptions, Readiness, StageStatus};
 use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
 use crate::planner::{Machine, PlacementRequest, Refusal, plan};
 use crate::workers::LoadProgress;
@@ -14,7 +14,7 @@ use spillway_model::tokenizer::TokenizerOptions;
 use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, StageReport, StageSummary};
 use spillway_protocol::plan::{Execution, Plan, Stage};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
@@ -58,6 +58,8 @@ pub struct Service {
     turn: tokio::sync::Mutex<u64>,
     /// Requests accepted and not ended.
     requests: AtomicUsize,
+    /// The daemon is ending.
+    draining: AtomicBool,
 }
 
 /// Why a model was not loaded.
@@ -193,9 +195,27 @@ impl Service {
         }
     }
 
+    /// The daemon takes no more requests: it is not ready from now on.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a request that came now would be answered. Asks nobody and waits for nothing.
+    pub fn readiness(&self) -> Readiness {
+        if self.draining.load(Ordering::Relaxed) {
+            return Readiness::not("draining", "the daemon is ending and takes no more requests");
+        }
+        match &*self.shown() {
+            Shown::Nothing => Readiness::not("none", "no model is loaded; send a load message first"),
+            Shown::Loading => Readiness::not("loading", "a model is being loaded; requests wait for it"),
+            Shown::Model(resident) => resident.engine.readiness(),
+        }
+    }
+
     /// The state of the daemon, whatever is going on.
     pub fn diagnosis(&self, id: Option<String>) -> Diagnosis {
         let shown = self.shown().clone();
+        let Readiness { ready, state, reason } = self.readiness();
         let mut diagnosis = Diagnosis {
             id,
             version: env!("CARGO_PKG_VERSION"),
@@ -207,8 +227,9 @@ impl Service {
             model_loaded: false,
             model_arch: "none".to_owned(),
             model_path: None,
-            state: "none",
-            reason: None,
+            ready,
+            state,
+            reason,
             restarts: 0,
             epoch: 0,
             kernels: Vec::new(),
@@ -218,26 +239,17 @@ impl Service {
             queued: 0,
             tokens_done: 0,
         };
-        match shown {
-            Shown::Nothing => {}
-            Shown::Loading => diagnosis.state = "loading",
-            Shown::Model(Resident { engine, .. }) => {
-                let status = engine.status();
-                let model = &engine.plan().model;
-                diagnosis.model_loaded = status.failure.is_none();
-                diagnosis.model_arch = model.architecture.clone();
-                diagnosis.model_path = Some(model.path.display().to_string());
-                (diagnosis.state, diagnosis.reason) = match (status.failure, status.recovering) {
-                    (Some(failure), _) => ("failed", Some(failure)),
-                    (None, Some(failure)) => ("recovering", Some(failure)),
-                    (None, None) => ("ready", None),
-                };
-                (diagnosis.restarts, diagnosis.epoch) = (status.restarts, status.epoch);
-                diagnosis.kernels = status.stages.iter().map(|stage| stage.loaded.kernels.clone()).collect();
-                diagnosis.stages = stages(&engine).into_iter().zip(&status.stages).map(report).collect();
-                (diagnosis.live, diagnosis.queued) = (status.live, status.queued);
-                diagnosis.tokens_done = status.tokens_done;
-            }
+        if let Shown::Model(Resident { engine, .. }) = shown {
+            let status = engine.status();
+            let model = &engine.plan().model;
+            diagnosis.model_loaded = status.failure.is_none();
+            diagnosis.model_arch = model.architecture.clone();
+            diagnosis.model_path = Some(model.path.display().to_string());
+            (diagnosis.restarts, diagnosis.epoch) = (status.restarts, status.epoch);
+            diagnosis.kernels = status.stages.iter().map(|stage| stage.loaded.kernels.clone()).collect();
+            diagnosis.stages = stages(&engine).into_iter().zip(&status.stages).map(report).collect();
+            (diagnosis.live, diagnosis.queued) = (status.live, status.queued);
+            diagnosis.tokens_done = status.tokens_done;
         }
         diagnosis
     }
@@ -341,5 +353,24 @@ pub struct RequestCount(Arc<Service>);
 impl Drop for RequestCount {
     fn drop(&mut self) {
         self.0.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_without_a_model_or_at_its_end_is_not_ready() {
+        let service = Service::default();
+        let states = || {
+            let Readiness { ready, state, reason } = service.readiness();
+            (ready, state, reason.is_some())
+        };
+        assert_eq!(states(), (false, "none", true));
+        service.show(Shown::Loading);
+        assert_eq!(states(), (false, "loading", true));
+        service.drain();
+        assert_eq!(states(), (false, "draining", true));
     }
 }

@@ -181,6 +181,7 @@ impl Driver {
     /// Shows the new state and delivers events, in this order: who hears of an end finds its memory free.
     pub(super) fn tell(&mut self) {
         self.shared.publish(&self.board);
+        self.shared.set_stalled(self.pipeline.as_ref().and_then(Pipeline::stalled));
         self.board.deliver();
     }
 }

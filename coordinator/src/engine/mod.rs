@@ -16,6 +16,7 @@ mod driver;
 mod error;
 mod mailbox;
 mod pipeline;
+mod readiness;
 mod recover;
 mod request;
 mod schedule;
@@ -29,6 +30,7 @@ mod watchdog;
 
 pub use bench::{BenchRequest, BenchResult};
 pub use error::EngineError;
+pub use readiness::{RECOVERY_GRACE, Readiness};
 pub use request::{
     Completion, ErrorClass, EventSink, FinishReason, GenerateEvent, GenerateRequest, RequestError, RequestId,
     ScoreRequest, Timings,
@@ -170,6 +172,11 @@ impl Engine {
     /// What the engine is doing now.
     pub fn status(&self) -> EngineStatus {
         self.inner.shared.status()
+    }
+
+    /// Whether a request that came now would be answered.
+    pub fn readiness(&self) -> Readiness {
+        self.inner.shared.readiness()
     }
 
     /// Aborts what is live, ends the workers and waits for them (2 s, then they are killed). Idempotent. Called from an

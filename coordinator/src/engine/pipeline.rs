@@ -31,6 +31,7 @@ pub(super) struct Pipeline {
 /// A worker has been silent for too long, but may only be waiting for a processor.
 #[derive(Debug, Clone, Copy)]
 struct Doubt {
+    stage: usize,
     /// Its silence when the doubt arose, and how long it had waited for processors until then.
     silence: Duration,
     starved: Duration,
@@ -115,6 +116,7 @@ impl Pipeline {
     ) -> Result<Collected, WorkerError> {
         match self.read(expected, on_row) {
             Ok(Collected::Step) => {
+                self.doubt = None;
                 if let Some(awaited) = self.under_way.pop_front() {
                     self.watchdog.done(awaited, LOOK);
                 }
@@ -180,13 +182,22 @@ impl Pipeline {
             }
             // On a machine with more work than processors, a worker may be waiting for one.
             let starved = self.workers.starved(silent.stage);
-            let doubt = *self.doubt.get_or_insert(Doubt { silence: silent.silence, starved });
+            let doubt = *self.doubt.get_or_insert(Doubt { stage: silent.stage, silence: silent.silence, starved });
             if !doubt.is_over(silent.silence, starved) {
                 return Ok(());
             }
         }
         self.doubt = None;
         Err(self.workers.give_up(silent.stage, silent.silence))
+    }
+
+    /// Why the step under way may never come back, if it seems so.
+    pub(super) fn stalled(&self) -> Option<String> {
+        let Doubt { stage, silence, .. } = self.doubt?;
+        Some(format!(
+            "stage {stage} made no progress in a step for {:.1} s; it is being watched",
+            silence.as_secs_f64()
+        ))
     }
 
     /// Replaces workers that have failed and begins a new epoch: steps under way are forgotten. The numbers of the stages

@@ -1,13 +1,15 @@
 //! What the engine's thread shows the outside while it works.
 
 use super::board::Board;
+use super::readiness::Readiness;
 use super::request::RequestError;
 use crate::workers::{Link, WorkerError, WorkerView};
 use serde::Serialize;
 use spillway_protocol::control::LoadStats;
 use spillway_protocol::status::WorkerState;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// What the engine is doing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -65,7 +67,9 @@ pub(super) struct Shared {
     workers: Mutex<Vec<WorkerView>>,
     links: Mutex<Vec<Link>>,
     kv_blocks: usize,
-    recovering: Mutex<Option<String>>,
+    recovering: Mutex<Option<Recovering>>,
+    /// Why the step under way may never come back.
+    stalled: Mutex<Option<String>>,
     restarts: AtomicU64,
     epoch: AtomicU64,
     live: AtomicUsize,
@@ -75,6 +79,20 @@ pub(super) struct Shared {
     failure: Mutex<Option<RequestError>>,
 }
 
+/// Workers are being replaced.
+#[derive(Debug)]
+struct Recovering {
+    /// When the first of them was found to have failed.
+    since: Instant,
+    /// The last failure.
+    reason: String,
+}
+
+/// Every value is replaced as a whole, so that a thread which panicked with a lock left nothing half-done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Shared {
     pub(super) fn new(workers: Vec<WorkerView>, links: Vec<Link>, epoch: u64, kv_blocks: usize) -> Shared {
         Shared {
@@ -82,6 +100,7 @@ impl Shared {
             links: Mutex::new(links),
             kv_blocks,
             recovering: Mutex::new(None),
+            stalled: Mutex::new(None),
             restarts: AtomicU64::new(0),
             epoch: AtomicU64::new(epoch),
             live: AtomicUsize::new(0),
@@ -101,8 +120,11 @@ impl Shared {
 
     /// A worker is being replaced.
     pub(super) fn set_recovering(&self, error: &WorkerError, workers: Vec<WorkerView>) {
-        *self.workers.lock().unwrap_or_else(PoisonError::into_inner) = workers;
-        *self.recovering.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+        *lock(&self.workers) = workers;
+        let mut recovering = lock(&self.recovering);
+        let since = recovering.as_ref().map_or_else(Instant::now, |before| before.since);
+        *recovering = Some(Recovering { since, reason: error.to_string() });
+        *lock(&self.stalled) = None;
     }
 
     /// `replaced` workers have been replaced.
@@ -113,31 +135,49 @@ impl Shared {
         epoch: u64,
         replaced: usize,
     ) {
-        *self.links.lock().unwrap_or_else(PoisonError::into_inner) = links;
-        *self.workers.lock().unwrap_or_else(PoisonError::into_inner) = workers;
-        *self.recovering.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.links) = links;
+        *lock(&self.workers) = workers;
+        *lock(&self.recovering) = None;
         self.restarts.fetch_add(replaced as u64, Relaxed);
         self.epoch.store(epoch, Relaxed);
     }
 
+    /// Whether the step under way gets on, or why not.
+    pub(super) fn set_stalled(&self, reason: Option<String>) {
+        *lock(&self.stalled) = reason;
+    }
+
     pub(super) fn set_failure(&self, error: RequestError) {
-        *self.recovering.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.recovering) = None;
+        *lock(&self.stalled) = None;
         // The pipeline is dropped with the failure, and its workers with it.
-        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut workers = lock(&self.workers);
         workers.iter_mut().for_each(|worker| worker.alive = false);
         drop(workers);
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        lock(&self.failure).get_or_insert(error);
     }
 
     /// Why nothing runs any more, if so.
     pub(super) fn failure(&self) -> Option<RequestError> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.failure).clone()
+    }
+
+    pub(super) fn readiness(&self) -> Readiness {
+        if let Some(failure) = self.failure() {
+            return Readiness::not("failed", failure.message);
+        }
+        if let Some(Recovering { since, reason }) = &*lock(&self.recovering) {
+            return Readiness::recovering(since.elapsed(), reason.clone());
+        }
+        lock(&self.stalled)
+            .as_ref()
+            .map_or_else(Readiness::ready, |reason| Readiness::not("stalled", reason.clone()))
     }
 
     pub(super) fn status(&self) -> EngineStatus {
         let failure = self.failure();
-        let recovering = self.recovering.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let recovering = lock(&self.recovering).as_ref().map(|recovering| recovering.reason.clone());
+        let workers = lock(&self.workers);
         EngineStatus {
             ready: failure.is_none() && recovering.is_none(),
             failure: failure.map(|error| error.message),
@@ -150,7 +190,7 @@ impl Shared {
             restarts: self.restarts.load(Relaxed),
             epoch: self.epoch.load(Relaxed),
             stages: workers.iter().map(stage_status).collect(),
-            links: self.links.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            links: lock(&self.links).clone(),
         }
     }
 }

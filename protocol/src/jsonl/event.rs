@@ -244,9 +244,12 @@ pub struct Diagnosis {
     pub model_arch: String,
     /// Its file.
     pub model_path: Option<String>,
-    /// `none`, `loading`, `ready`, `recovering` (a worker is being replaced, requests wait) or `failed`.
+    /// Whether a request that came now would be answered.
+    pub ready: bool,
+    /// `none`, `loading`, `ready`, `recovering` (a worker is being replaced, requests wait), `stalled` (a step does not get
+    /// on), `failed` or `draining`.
     pub state: &'static str,
-    /// Why, when it is `recovering` or `failed`.
+    /// Why, unless it is `ready`.
     pub reason: Option<String>,
     /// Workers of the resident model that have been replaced.
     pub restarts: u64,
