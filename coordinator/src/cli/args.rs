@@ -458,6 +458,14 @@ pub struct DaemonArgs {
     /// Also serve clients on a local socket at this path
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub listen: Option<PathBuf>,
+    /// Seconds that requests may run on after SIGTERM before they are aborted
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_patience)]
+    pub drain_limit: Duration,
+}
+
+/// Seconds of patience: from none to a day.
+fn parse_patience(text: &str) -> Result<Duration, String> {
+    parse_seconds(text, Duration::ZERO).ok_or_else(|| "expected 0 to 86400 seconds".to_owned())
 }
 
 /// `status`.
@@ -476,11 +484,13 @@ pub struct StatusArgs {
 
 /// Seconds between two looks: from a tenth to a day.
 fn parse_interval(text: &str) -> Result<Duration, String> {
+    parse_seconds(text, Duration::from_millis(100)).ok_or_else(|| "expected 0.1 to 86400 seconds".to_owned())
+}
+
+/// Seconds from `least` to a day.
+fn parse_seconds(text: &str, least: Duration) -> Option<Duration> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let allowed = Duration::from_millis(100)..=Duration::from_secs(86_400);
-    seconds
-        .filter(|seconds| allowed.contains(seconds))
-        .ok_or_else(|| "expected 0.1 to 86400 seconds".to_owned())
+    seconds.filter(|seconds| (least..=Duration::from_secs(86_400)).contains(seconds))
 }
 
 /// `devices`.

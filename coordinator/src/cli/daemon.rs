@@ -6,7 +6,7 @@ use crate::daemon::{DaemonEnd, DaemonOptions, run};
 
 /// Serves until the end of standard input or a signal.
 pub fn daemon(args: &DaemonArgs) -> Result<(), Failure> {
-    match run(&DaemonOptions { listen: args.listen.clone() })? {
+    match run(&DaemonOptions { listen: args.listen.clone(), drain_limit: args.drain_limit })? {
         DaemonEnd::Drained => Ok(()),
         DaemonEnd::Interrupted => Err(Failure::Interrupted),
     }

@@ -5,7 +5,7 @@ use super::conversation::Conversation;
 use super::line::LineReader;
 use super::order::{Barrier, Order};
 use super::outbox::{Outbox, outbox};
-use super::service::{Service, Wanted, stages};
+use super::service::{LoadError, Resident, Service, Wanted, stages};
 use crate::defaults;
 use crate::planner::PlacementRequest;
 use crate::workers::{Link, LoadProgress};
@@ -51,7 +51,7 @@ pub struct Client {
 #[derive(Debug, Default)]
 struct Tasks {
     requests: JoinSet<()>,
-    /// Loads and unloads. They are given up when the daemon stops: ending the process ends what they have started.
+    /// Loads, reloads and unloads. They are given up when the daemon stops: ending the process ends what they have started.
     loads: JoinSet<()>,
 }
 
@@ -167,6 +167,9 @@ impl Client {
             Ok(Request::Load(load)) => {
                 tasks.loads.spawn(self.clone().load(*load, order.barrier()));
             }
+            Ok(Request::Reload { id, progress }) => {
+                tasks.loads.spawn(self.clone().reload(id, progress, order.barrier()));
+            }
             Ok(Request::Unload { id }) => {
                 tasks.loads.spawn(self.clone().unload(id, order.barrier()));
             }
@@ -246,32 +249,27 @@ impl Client {
         let wanted =
             Wanted { model, tokenizer: TokenizerOptions { assume_pre }, placement: placement(params) };
         barrier.admitted().await;
-        let (outbox, progress_id) = (self.outbox.clone(), id.clone());
-        let report = move |now: LoadProgress| {
-            if progress {
-                outbox.push(&load_event(progress_id.clone(), now));
-            }
-        };
+        let report = self.load_reporter(id.clone(), progress);
         let result = self.service.load(wanted, barrier.earlier_ended(), report).await;
-        let event = match result {
-            Err(error) => Event::Error(error.event(id)),
-            Ok(resident) => {
-                let plan = resident.engine.plan();
-                Event::Loaded(Loaded {
-                    id,
-                    arch: plan.model.architecture.clone(),
-                    dim: plan.model.d_model,
-                    layers: plan.model.layers,
-                    vocab: plan.model.vocab,
-                    vl: false,
-                    max_seq: plan.limits.max_seq,
-                    parallel: plan.limits.max_sequences,
-                    stages: stages(&resident.engine),
-                    load_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-                })
+        self.outbox.push(&loaded_event(id, result, started));
+    }
+
+    async fn reload(self: Arc<Self>, id: Option<String>, progress: bool, mut barrier: Barrier) {
+        let started = Instant::now();
+        barrier.admitted().await;
+        let report = self.load_reporter(id.clone(), progress);
+        let result = self.service.reload(barrier.earlier_ended(), report).await;
+        self.outbox.push(&loaded_event(id, result, started));
+    }
+
+    /// Tells the client of a load's progress, if it wants to know.
+    fn load_reporter(&self, id: Option<String>, progress: bool) -> impl FnMut(LoadProgress) + use<> {
+        let outbox = self.outbox.clone();
+        move |now| {
+            if progress {
+                outbox.push(&load_event(id.clone(), now));
             }
-        };
-        self.outbox.push(&event);
+        }
     }
 
     async fn unload(self: Arc<Self>, id: Option<String>, mut barrier: Barrier) {
@@ -293,6 +291,28 @@ impl Client {
 fn abort_with(abort: oneshot::Sender<AbortReason>, reason: AbortReason) {
     // Fails only when the request has just ended: its own last event is on its way.
     let _ = abort.send(reason);
+}
+
+/// What a client is told at the end of a load.
+fn loaded_event(id: Option<String>, result: Result<Resident, LoadError>, started: Instant) -> Event {
+    match result {
+        Err(error) => Event::Error(error.event(id)),
+        Ok(resident) => {
+            let plan = resident.engine.plan();
+            Event::Loaded(Loaded {
+                id,
+                arch: plan.model.architecture.clone(),
+                dim: plan.model.d_model,
+                layers: plan.model.layers,
+                vocab: plan.model.vocab,
+                vl: false,
+                max_seq: plan.limits.max_seq,
+                parallel: plan.limits.max_sequences,
+                stages: stages(&resident.engine),
+                load_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            })
+        }
+    }
 }
 
 /// What a client is told during a load.

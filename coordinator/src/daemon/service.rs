@@ -6,12 +6,12 @@
 
 use crate::cards::{CardLocks, LockError};
 use crate::devices::{THIS_PROGRAM, machine_for};
-use crate::engine::{Engine, EngineError, EngineOptions, Readiness, StageStatus};
+use crate::engine::{Engine, EngineError, EngineOptions, Readiness, Recovery, StageStatus};
 use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
 use crate::planner::{Machine, PlacementRequest, Refusal, plan};
 use crate::workers::LoadProgress;
 use spillway_model::tokenizer::TokenizerOptions;
-use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, StageReport, StageSummary};
+use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, RecoveryReport, StageReport, StageSummary};
 use spillway_protocol::plan::{Execution, Plan, Stage};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
 /// A model to be loaded, and how.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Wanted {
     /// The file.
     pub model: PathBuf,
@@ -55,11 +55,20 @@ pub struct Service {
     model: Arc<RwLock<Option<Resident>>>,
     shown: Mutex<Shown>,
     /// One load or unload at a time, from validation to the end.
-    turn: tokio::sync::Mutex<u64>,
+    turn: tokio::sync::Mutex<Turn>,
     /// Requests accepted and not ended.
     requests: AtomicUsize,
     /// The daemon is ending.
     draining: AtomicBool,
+}
+
+/// What loads and unloads leave for the next one.
+#[derive(Debug, Default)]
+struct Turn {
+    /// Loads so far.
+    loads: u64,
+    /// What the last model was asked for with, until it is unloaded: a reload asks for the same, also when the model has failed.
+    wanted: Option<Wanted>,
 }
 
 /// Why a model was not loaded.
@@ -74,6 +83,9 @@ pub enum LoadError {
     /// A device is in use by another process; nothing has changed.
     #[error(transparent)]
     Card(#[from] LockError),
+    /// There is no model to load again.
+    #[error("no model has been loaded, so there is none to load again; send a load message")]
+    NothingLoaded,
     /// An environment variable cannot be used; nothing has changed.
     #[error(transparent)]
     Options(EngineError),
@@ -97,6 +109,7 @@ impl LoadError {
             LoadError::Open(error) => error.code(),
             LoadError::Plan(error) => error.code(),
             LoadError::Card(error) => error.code(),
+            LoadError::NothingLoaded => "no_model_loaded",
             LoadError::Options(error) | LoadError::Engine { error, .. } => error.code(),
             LoadError::Panicked => "internal",
         }
@@ -105,7 +118,9 @@ impl LoadError {
     /// The event that tells a client.
     pub fn event(&self, id: Option<String>) -> ErrorEvent {
         let class = match self {
-            LoadError::Open(_) | LoadError::Plan(_) | LoadError::Options(_) => Class::Validation,
+            LoadError::Open(_) | LoadError::Plan(_) | LoadError::NothingLoaded | LoadError::Options(_) => {
+                Class::Validation
+            }
             LoadError::Engine { .. } | LoadError::Card(_) => Class::Transient,
             LoadError::Panicked => Class::Internal,
         };
@@ -135,9 +150,32 @@ impl Service {
         earlier: impl Future<Output = ()>,
         progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Resident, LoadError> {
-        let mut loads = self.turn.lock().await;
+        let mut turn = self.turn.lock().await;
+        self.replace(&mut turn, wanted, earlier, progress).await
+    }
+
+    /// Replaces the model by what it was asked for with: its file and the devices may have changed, and a model that has failed
+    /// starts afresh.
+    pub async fn reload(
+        &self,
+        earlier: impl Future<Output = ()>,
+        progress: impl FnMut(LoadProgress) + Send + 'static,
+    ) -> Result<Resident, LoadError> {
+        let mut turn = self.turn.lock().await;
+        let wanted = turn.wanted.clone().ok_or(LoadError::NothingLoaded)?;
+        self.replace(&mut turn, wanted, earlier, progress).await
+    }
+
+    async fn replace(
+        &self,
+        turn: &mut Turn,
+        wanted: Wanted,
+        earlier: impl Future<Output = ()>,
+        progress: impl FnMut(LoadProgress) + Send + 'static,
+    ) -> Result<Resident, LoadError> {
         let given_back = self.resident_plan();
-        let (model, plan, cards) = blocking(move || validate(&wanted, given_back.as_ref())).await??;
+        let asked = wanted.clone();
+        let (model, plan, cards) = blocking(move || validate(&asked, given_back.as_ref())).await??;
         let options = EngineOptions::from_env().map_err(LoadError::Options)?;
         earlier.await;
         let mut slot = self.model.write().await;
@@ -146,7 +184,10 @@ impl Service {
         self.show(Shown::Loading);
         let start = Start { model: Arc::new(model), plan, cards };
         let error = match start.run(options.clone(), progress).await {
-            Ok(started) => return Ok(self.install(&mut slot, &mut loads, started)),
+            Ok(started) => {
+                turn.wanted = Some(wanted);
+                return Ok(self.install(&mut slot, turn, started));
+            }
             Err(error) => error,
         };
         let again = match before {
@@ -155,7 +196,7 @@ impl Service {
         };
         let restored = again.is_some();
         match again {
-            Some(started) => drop(self.install(&mut slot, &mut loads, started)),
+            Some(started) => drop(self.install(&mut slot, turn, started)),
             None => self.show(Shown::Nothing),
         }
         Err(match error {
@@ -168,11 +209,11 @@ impl Service {
     fn install(
         &self,
         slot: &mut Option<Resident>,
-        loads: &mut u64,
+        turn: &mut Turn,
         (engine, cards): (Engine, CardLocks),
     ) -> Resident {
-        *loads += 1;
-        let resident = Resident { load: *loads, engine, cards };
+        turn.loads += 1;
+        let resident = Resident { load: turn.loads, engine, cards };
         self.show(Shown::Model(resident.clone()));
         *slot = Some(resident.clone());
         resident
@@ -180,8 +221,9 @@ impl Service {
 
     /// Drops the model, if there is one, after `earlier` and the requests that hold it.
     pub async fn unload(&self, earlier: impl Future<Output = ()>) {
-        let _turn = self.turn.lock().await;
+        let mut turn = self.turn.lock().await;
         earlier.await;
+        turn.wanted = None;
         let mut slot = self.model.write().await;
         self.drop_resident(&mut slot).await;
     }
@@ -231,6 +273,7 @@ impl Service {
             state,
             reason,
             restarts: 0,
+            recovery: None,
             epoch: 0,
             kernels: Vec::new(),
             requests: self.requests.load(Ordering::Relaxed),
@@ -246,6 +289,7 @@ impl Service {
             diagnosis.model_arch = model.architecture.clone();
             diagnosis.model_path = Some(model.path.display().to_string());
             (diagnosis.restarts, diagnosis.epoch) = (status.restarts, status.epoch);
+            diagnosis.recovery = status.recovery.map(recovery_report);
             diagnosis.kernels = status.stages.iter().map(|stage| stage.loaded.kernels.clone()).collect();
             diagnosis.stages = stages(&engine).into_iter().zip(&status.stages).map(report).collect();
             (diagnosis.live, diagnosis.queued) = (status.live, status.queued);
@@ -254,11 +298,14 @@ impl Service {
         diagnosis
     }
 
-    /// The placement of the resident model: its memory is given back when it is replaced.
+    /// The placement of the resident model, whose memory will be given back when it is replaced. A model that has failed holds
+    /// none any more.
     fn resident_plan(&self) -> Option<Plan> {
         match &*self.shown() {
-            Shown::Model(resident) => Some(resident.engine.plan().clone()),
-            Shown::Nothing | Shown::Loading => None,
+            Shown::Model(Resident { engine, .. }) if engine.status().failure.is_none() => {
+                Some(engine.plan().clone())
+            }
+            _ => None,
         }
     }
 
@@ -343,7 +390,25 @@ pub fn stages(engine: &Engine) -> Vec<StageSummary> {
 /// A stage with what its worker is doing.
 fn report((stage, status): (StageSummary, &StageStatus)) -> StageReport {
     let &StageStatus { state, step, steps, busy_ns, wait_ns, copy_ns, .. } = status;
-    StageReport { stage, state, step, steps, busy_ns, wait_ns, copy_ns }
+    let (lifecycle, (stored_bytes, stored_of)) = (status.lifecycle.as_str(), status.stored);
+    StageReport { stage, lifecycle, state, stored_bytes, stored_of, step, steps, busy_ns, wait_ns, copy_ns }
+}
+
+fn recovery_report(recovery: Recovery) -> RecoveryReport {
+    let Recovery { number, code, stages, attempts, .. } = recovery;
+    let Recovery { detect_ms, backoff_ms, replan_ms, respawn_ms, load_ms, replay_ms, .. } = recovery;
+    RecoveryReport {
+        number,
+        code,
+        stages,
+        attempts,
+        detect_ms,
+        backoff_ms,
+        replan_ms,
+        respawn_ms,
+        load_ms,
+        replay_ms,
+    }
 }
 
 /// A request that is counted as in flight while this lives.

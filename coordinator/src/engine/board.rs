@@ -61,6 +61,8 @@ struct Sequence {
     /// Its terminal event is decided; it only waits for its steps to come back.
     closed: bool,
     suspicion: Option<Suspicion>,
+    /// Tokens that had been run when a worker failed: until they are again, the sequence is behind.
+    was_done: usize,
 }
 
 /// A worker failed with a step of this sequence in hand.
@@ -172,6 +174,7 @@ impl Board {
                 output,
                 closed: false,
                 suspicion: None,
+                was_done: 0,
             });
         }
     }
@@ -330,6 +333,7 @@ impl Board {
             if blamed.contains(&slot) {
                 sequence.suspect(error);
             }
+            sequence.was_done = sequence.was_done.max(sequence.done);
             (sequence.sent, sequence.done, sequence.in_flight) = (0, 0, 0);
             if let Output::Answer(answer) = &mut sequence.output
                 && !sequence.closed
@@ -339,6 +343,12 @@ impl Board {
             self.release_if_over(slot);
         }
         self.slots.forget();
+    }
+
+    /// Whether a sequence is not yet where it was before a worker failed.
+    pub(super) fn replaying(&self) -> bool {
+        let behind = |sequence: &Sequence| !sequence.closed && sequence.done < sequence.was_done;
+        self.live.iter().flatten().any(behind)
     }
 
     /// Every request that has no terminal event yet fails; what the workers held is gone.

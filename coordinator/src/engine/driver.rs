@@ -11,6 +11,7 @@ use crate::workers::WorkerError;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use spillway_protocol::frame::FrameLimits;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Everything the engine's thread owns.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(super) struct Driver {
     pub limits: FrameLimits,
     pub steps_in_flight: usize,
     pub supervisor: Supervisor,
+    /// Since when sequences are computed again, until the last one is where it was.
+    pub replaying: Option<Instant>,
     /// Requests that may wait for a slot.
     pub queue: usize,
     pub mailbox: Arc<Mailbox>,
@@ -74,8 +77,9 @@ impl Driver {
     pub(super) fn fail(&mut self, error: &RequestError) {
         tracing::error!(code = error.code, "{error}");
         self.shared.set_failure(error.clone());
-        // Dropping the pipeline ends the workers that are left.
-        self.pipeline = None;
+        if let Some(pipeline) = self.pipeline.take() {
+            pipeline.give_up();
+        }
         self.board.fail_all(error);
         self.tell();
     }
@@ -130,6 +134,9 @@ impl Driver {
         if pipeline.collect(expected, &mut |row, logits| board.row(row, logits))? == Collected::Step {
             board.step_done();
             self.supervisor.progressed();
+            if let Some(since) = self.replaying.take_if(|_| !board.replaying()) {
+                self.shared.set_replayed(since.elapsed());
+            }
         }
         Ok(())
     }
@@ -144,7 +151,10 @@ impl Driver {
         let _ = poll(&mut fds, PollTimeout::NONE);
         let worker_spoke = fds[1..].iter().any(|fd| fd.any().unwrap_or(true));
         match &mut self.pipeline {
-            Some(pipeline) if worker_spoke => pipeline.check(),
+            Some(pipeline) if worker_spoke => {
+                pipeline.listens();
+                pipeline.check()
+            }
             _ => Ok(()),
         }
     }

@@ -18,6 +18,7 @@ mod mailbox;
 mod pipeline;
 mod readiness;
 mod recover;
+mod recovery;
 mod request;
 mod schedule;
 mod score;
@@ -31,6 +32,7 @@ mod watchdog;
 pub use bench::{BenchRequest, BenchResult};
 pub use error::EngineError;
 pub use readiness::{RECOVERY_GRACE, Readiness};
+pub use recovery::Recovery;
 pub use request::{
     Completion, ErrorClass, EventSink, FinishReason, GenerateEvent, GenerateRequest, RequestError, RequestId,
     ScoreRequest, Timings,

@@ -2,17 +2,18 @@
 
 use super::board::Board;
 use super::readiness::Readiness;
+use super::recovery::{Recovery, ms};
 use super::request::RequestError;
-use crate::workers::{Link, WorkerError, WorkerView};
+use crate::workers::{Lifecycle, Link, WorkerError, WorkerView};
 use serde::Serialize;
 use spillway_protocol::control::LoadStats;
 use spillway_protocol::status::WorkerState;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the engine is doing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EngineStatus {
     /// Whether requests are accepted.
     pub ready: bool,
@@ -32,6 +33,8 @@ pub struct EngineStatus {
     pub recovering: Option<String>,
     /// Workers replaced since the start.
     pub restarts: u64,
+    /// The last recovery that succeeded.
+    pub recovery: Option<Recovery>,
     /// Pipeline incarnation: one more with every recovery.
     pub epoch: u64,
     /// Per stage.
@@ -47,8 +50,12 @@ pub struct StageStatus {
     pub pid: u32,
     /// What it allocated.
     pub loaded: LoadStats,
+    /// Where it is between its start and its end.
+    pub lifecycle: Lifecycle,
     /// What it is in the middle of; `ended` when the process is gone.
     pub state: &'static str,
+    /// Bytes of weights that it has stored, and all of its band; zeros until it says so.
+    pub stored: (u64, u64),
     /// Step in hand, or the last one.
     pub step: u64,
     /// Steps done.
@@ -70,6 +77,7 @@ pub(super) struct Shared {
     recovering: Mutex<Option<Recovering>>,
     /// Why the step under way may never come back.
     stalled: Mutex<Option<String>>,
+    recovery: Mutex<Option<Recovery>>,
     restarts: AtomicU64,
     epoch: AtomicU64,
     live: AtomicUsize,
@@ -101,6 +109,7 @@ impl Shared {
             kv_blocks,
             recovering: Mutex::new(None),
             stalled: Mutex::new(None),
+            recovery: Mutex::new(None),
             restarts: AtomicU64::new(0),
             epoch: AtomicU64::new(epoch),
             live: AtomicUsize::new(0),
@@ -127,19 +136,47 @@ impl Shared {
         *lock(&self.stalled) = None;
     }
 
-    /// `replaced` workers have been replaced.
+    /// What there is to see of workers while some of them load.
+    pub(super) fn set_workers(&self, workers: Vec<WorkerView>) {
+        *lock(&self.workers) = workers;
+    }
+
+    /// Workers have been replaced, and a new epoch begins; the number of the recovery is filled in.
     pub(super) fn set_recovered(
         &self,
         workers: Vec<WorkerView>,
         links: Vec<Link>,
         epoch: u64,
-        replaced: usize,
+        recovery: Recovery,
     ) {
         *lock(&self.links) = links;
         *lock(&self.workers) = workers;
         *lock(&self.recovering) = None;
-        self.restarts.fetch_add(replaced as u64, Relaxed);
+        self.restarts.fetch_add(recovery.stages.len() as u64, Relaxed);
         self.epoch.store(epoch, Relaxed);
+        let mut last = lock(&self.recovery);
+        let number = last.as_ref().map_or(0, |last| last.number) + 1;
+        *last = Some(Recovery { number, ..recovery });
+    }
+
+    /// Every sequence is where it was before the last recovery.
+    pub(super) fn set_replayed(&self, time: Duration) {
+        if let Some(recovery) = lock(&self.recovery).as_mut() {
+            recovery.replay_ms = Some(ms(time));
+            tracing::info!(
+                number = recovery.number,
+                code = recovery.code,
+                stages = ?recovery.stages,
+                attempts = recovery.attempts,
+                detect_ms = recovery.detect_ms,
+                backoff_ms = recovery.backoff_ms,
+                replan_ms = recovery.replan_ms,
+                respawn_ms = recovery.respawn_ms,
+                load_ms = recovery.load_ms,
+                replay_ms = recovery.replay_ms,
+                "recovered"
+            );
+        }
     }
 
     /// Whether the step under way gets on, or why not.
@@ -152,7 +189,7 @@ impl Shared {
         *lock(&self.stalled) = None;
         // The pipeline is dropped with the failure, and its workers with it.
         let mut workers = lock(&self.workers);
-        workers.iter_mut().for_each(|worker| worker.alive = false);
+        workers.iter_mut().for_each(|worker| worker.lifecycle = Lifecycle::Failed);
         drop(workers);
         lock(&self.failure).get_or_insert(error);
     }
@@ -188,6 +225,7 @@ impl Shared {
             tokens_done: self.tokens_done.load(Relaxed),
             recovering,
             restarts: self.restarts.load(Relaxed),
+            recovery: lock(&self.recovery).clone(),
             epoch: self.epoch.load(Relaxed),
             stages: workers.iter().map(stage_status).collect(),
             links: lock(&self.links).clone(),
@@ -199,7 +237,9 @@ fn stage_status(view: &WorkerView) -> StageStatus {
     let page = view.status.read();
     let counters = page.counters;
     StageStatus {
-        state: match (view.alive, page.state) {
+        lifecycle: view.lifecycle,
+        stored: view.stored,
+        state: match (view.lifecycle.has_process(), page.state) {
             (false, _) => "ended",
             (true, state) => state.map_or("unknown", WorkerState::as_str),
         },

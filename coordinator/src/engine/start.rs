@@ -11,7 +11,7 @@ use super::{Engine, EngineError, EngineOptions, Inner};
 use crate::devices::THIS_PROGRAM;
 use crate::open::LoadedModel;
 use crate::planner::steps_in_flight;
-use crate::workers::{LoadProgress, LoadWatcher, WorkerError, Workers};
+use crate::workers::{LoadProgress, LoadWatcher, WorkerError, WorkerView, Workers};
 use spillway_model::gguf::FileStamp;
 use spillway_protocol::frame::FrameLimits;
 use spillway_protocol::plan::Plan;
@@ -92,7 +92,7 @@ impl LoadWatcher for Starting<'_> {
         drop(self.news.send(News::Progress(progress)));
     }
 
-    fn tick(&mut self) -> ControlFlow<()> {
+    fn tick(&mut self, _workers: &dyn Fn() -> Vec<WorkerView>) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 }
@@ -135,6 +135,7 @@ impl Launch {
             limits,
             steps_in_flight,
             supervisor: Supervisor::new(self.options.restart_limit.unwrap_or(DEFAULT_LIMIT)),
+            replaying: None,
             queue: self.options.queue.unwrap_or(DEFAULT_QUEUE),
             mailbox: self.mailbox,
             shared: shared.clone(),

@@ -1,6 +1,7 @@
 //! One worker process: started with inherited descriptors, watched through a pidfd, reaped on every path.
 
 use super::error::{Ending, SetupError, WorkerError};
+use super::lifecycle::End;
 use command_fds::{CommandFdExt, FdMapping};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -123,6 +124,12 @@ fn pidfd(child: &Child) -> std::io::Result<OwnedFd> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| std::io::Error::other("the process id is not a number the system uses"))?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+impl End for WorkerProcess {
+    fn end(&mut self) {
+        self.kill();
+    }
 }
 
 impl Drop for WorkerProcess {

@@ -1,0 +1,145 @@
+//! The daemon under supervision: models that are loaded again, ends within a time, workers that cannot be replaced at once, and
+//! what there is to see of it.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use nix::sys::signal::Signal;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use support::{
+    Daemon, Models, ask, daemon_with_long_model, endless, eventually, is_running, signal, until_running,
+};
+
+fn diag(daemon: &mut Daemon) -> Value {
+    daemon.main.ask(json!({"type": "diag"}), "diag")
+}
+
+/// Puts another file in the place of one, as tools do that update a model.
+fn replace(path: &Path, by: &Path) {
+    let new = path.with_extension("new");
+    std::fs::copy(by, &new).unwrap();
+    std::fs::rename(new, path).unwrap();
+}
+
+#[test]
+fn a_reload_takes_the_file_as_it_is_now_and_refuses_a_broken_one() {
+    let models = Models::new();
+    let (model, other) = (models.tiny(), models.other());
+    let mut daemon = Daemon::start(&[]);
+    let refused = daemon.main.ask(json!({"type": "reload", "id": "none"}), "error");
+    assert_eq!((&refused["id"], &refused["code"]), (&json!("none"), &json!("no_model_loaded")));
+    daemon.main.load(&model, json!({"cpu_workers": 2, "max_seq": 64}));
+    replace(&model, &other);
+    daemon.main.send(json!({"type": "reload", "id": "r", "progress": true}));
+    let events = daemon.main.until(|event| event["type"] == "loaded");
+    let loaded = events.last().unwrap();
+    assert!(events.len() > 1 && events[0]["type"] == "loading", "{events:?}");
+    assert_eq!((&loaded["id"], &loaded["arch"]), (&json!("r"), &json!("llama")), "another file");
+    assert_eq!((&loaded["max_seq"], loaded["stages"].as_array().unwrap().len()), (&json!(64), 2));
+    std::fs::write(&model, "not a model").unwrap();
+    let workers = daemon.workers();
+    let refused = daemon.main.ask(json!({"type": "reload"}), "error");
+    assert_eq!(refused["class"], "validation", "{refused}");
+    assert_eq!(daemon.workers(), workers, "the old model serves on");
+    daemon.main.send(ask("r", 3));
+    assert_eq!(daemon.main.answer("r").1["type"], "done");
+    daemon.main.ask(json!({"type": "unload"}), "unloaded");
+    assert_eq!(daemon.main.ask(json!({"type": "reload"}), "error")["code"], "no_model_loaded");
+    daemon.finish();
+}
+
+#[test]
+fn a_hangup_signal_reloads_after_what_runs_and_changes_nothing_when_the_file_is_refused() {
+    let models = Models::new();
+    let (model, other) = (models.tiny(), models.other());
+    let mut daemon = Daemon::start(&[]);
+    daemon.main.load(&model, json!({}));
+    let before = daemon.workers();
+    daemon.main.send(ask("running", 300));
+    until_running(&mut daemon.main, "running");
+    replace(&model, &other);
+    daemon.signal(Signal::SIGHUP);
+    assert_eq!(daemon.main.answer("running").1["tokens"], 300);
+    eventually("the new file serves", || diag(&mut daemon)["model_arch"] == "llama");
+    assert!(before.iter().all(|&pid| !is_running(pid)));
+    replace(&model, &models.write("config.gguf", &spillway_model::testing::TinyModel::new("no-such-architecture")));
+    let workers = daemon.workers();
+    daemon.signal(Signal::SIGHUP);
+    daemon.main.send(ask("later", 50));
+    assert_eq!(daemon.main.answer("later").1["type"], "done");
+    assert_eq!(daemon.workers(), workers);
+    assert_eq!(diag(&mut daemon)["ready"], true);
+    daemon.finish();
+}
+
+#[test]
+fn a_reload_starts_afresh_after_too_many_failures() {
+    let models = Models::new();
+    let mut daemon = Daemon::start_with_env(&[], &[("SPILLWAY_RESTART_LIMIT", "0")]);
+    daemon.main.load(&models.tiny(), json!({"cpu_workers": 2}));
+    signal(daemon.workers()[0], Signal::SIGKILL);
+    eventually("the model is given up", || diag(&mut daemon)["state"] == "failed");
+    let failed = diag(&mut daemon);
+    assert_eq!(failed["ready"], false);
+    assert!(failed["reason"].as_str().unwrap().contains("signal 9"), "{failed}");
+    let stages = failed["stages"].as_array().unwrap();
+    assert!(stages.iter().all(|stage| stage["lifecycle"] == "failed" && stage["state"] == "ended"), "{failed}");
+    daemon.main.ask(json!({"type": "reload"}), "loaded");
+    assert_eq!(diag(&mut daemon)["ready"], true);
+    daemon.main.send(ask("r", 3));
+    assert_eq!(daemon.main.answer("r").1["type"], "done");
+    daemon.finish();
+}
+
+#[test]
+fn requests_that_run_on_for_too_long_after_a_termination_signal_are_aborted() {
+    let models = Models::new();
+    let mut daemon = Daemon::start(&["--drain-limit", "0.5"]);
+    daemon.main.load(&support::long_model(&models), json!({}));
+    daemon.main.send(endless("r"));
+    until_running(&mut daemon.main, "r");
+    let asked = Instant::now();
+    daemon.signal(Signal::SIGTERM);
+    let aborted = daemon.main.answer("r").1;
+    assert_eq!((&aborted["type"], &aborted["reason"]), (&json!("aborted"), &json!("shutdown")));
+    assert!(asked.elapsed() >= Duration::from_millis(500));
+    assert_eq!(daemon.wait(), Some(0));
+}
+
+/// Sets how many descriptors a process may have, and gives back how many it might have before.
+fn limit_descriptors(pid: u32, limit: Option<u64>) -> Option<u64> {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    let now = rustix::process::getrlimit(Resource::Nofile);
+    prlimit(Some(pid), Resource::Nofile, Rlimit { current: limit, maximum: now.maximum }).unwrap().current
+}
+
+/// A worker dies while the coordinator can have no more descriptors: the next starts fail, later ones do not, and the answer is
+/// whole.
+#[test]
+fn a_worker_that_cannot_be_started_is_tried_again() {
+    let models = Models::new();
+    let mut daemon = daemon_with_long_model(&models, json!({"cpu_workers": 2}));
+    daemon.main.send(ask("whole", 400));
+    let whole = daemon.main.answer("whole").0;
+    daemon.main.send(ask("again", 400));
+    until_running(&mut daemon.main, "again");
+    let before = limit_descriptors(daemon.pid(), Some(8));
+    signal(daemon.workers()[1], Signal::SIGKILL);
+    let mut first = String::new();
+    let events = daemon.main.until(|event| event["code"] == "worker_setup_failed");
+    for event in events.iter().filter(|event| event["type"] == "token") {
+        first.push_str(event["text"].as_str().unwrap());
+    }
+    limit_descriptors(daemon.pid(), before);
+    let (rest, end) = daemon.main.answer("again");
+    assert_eq!(end["type"], "done", "{end}");
+    assert!(whole.ends_with(&(first + &rest)), "no token is missing and none comes twice");
+    let recovery = &diag(&mut daemon)["recovery"];
+    assert_eq!((&recovery["code"], &recovery["stages"]), (&json!("worker_died"), &json!([1])), "{recovery}");
+    assert!(recovery["attempts"].as_u64() >= Some(2) && recovery["backoff_ms"].as_f64() >= Some(100.0), "{recovery}");
+    daemon.finish();
+}
