@@ -1,6 +1,7 @@
-//! How emulated devices behave: `wave=64,order=random/7,devices=2,memory=64MiB/32MiB,fail-allocation=3`.
+//! How emulated devices behave: `wave=64,order=random/7,devices=2,memory=64MiB/32MiB,fail-allocation=3`. Values hold no comma.
 
 use std::fmt;
+use std::path::PathBuf;
 
 /// In which order the threads of a block get to run between barriers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -71,6 +72,9 @@ pub struct Settings {
     pub integrated: bool,
     /// Failures to inject.
     pub faults: Faults,
+    /// A folder in which a file that is named by a device's number takes the device away, from every process and for as long as
+    /// it is there.
+    pub gone: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -83,6 +87,7 @@ impl Default for Settings {
             ids: None,
             integrated: false,
             faults: Faults::default(),
+            gone: None,
         }
     }
 }
@@ -118,6 +123,7 @@ impl Settings {
             "memory" => self.memory = PerDevice::parse(value, parse_size)?,
             "ids" => self.ids = Some(value.parse().ok()?),
             "integrated" => self.integrated = value.parse().ok()?,
+            "gone" => self.gone = Some(value.into()).filter(|_| !value.is_empty()),
             "fail-allocation" => faults.fail_allocation = nth()?,
             "fail-launch" => faults.fail_launch = nth()?,
             "hang-launch" => faults.hang_launch = nth()?,
@@ -191,7 +197,10 @@ impl fmt::Display for Settings {
                 write!(f, ",{option}=true")?;
             }
         }
-        Ok(())
+        match &self.gone {
+            Some(folder) => write!(f, ",gone={}", folder.display()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -207,6 +216,7 @@ mod tests {
             "wave=64,order=random/7,devices=3,memory=1025KiB,fail-allocation=3,hang-launch=2",
             "wave=64,order=reverse,devices=1,memory=0GiB,refuse-register=true,garble-peer=true,refuse-peer=true",
             "wave=32/64,order=forward,devices=3,memory=1GiB/3MiB,ids=7,integrated=true",
+            "wave=32,order=forward,devices=2,memory=1GiB,refuse-peer=true,gone=/tmp/a=b",
         ] {
             assert_eq!(Settings::parse(text).unwrap().to_string(), text);
         }
