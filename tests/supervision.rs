@@ -25,6 +25,13 @@ fn replace(path: &Path, by: &Path) {
     std::fs::rename(new, path).unwrap();
 }
 
+/// A file that is no model.
+fn broken(models: &Models) -> std::path::PathBuf {
+    let path = models.path("broken.gguf");
+    std::fs::write(&path, "not a model").unwrap();
+    path
+}
+
 #[test]
 fn a_reload_takes_the_file_as_it_is_now_and_refuses_a_broken_one() {
     let models = Models::new();
@@ -40,7 +47,7 @@ fn a_reload_takes_the_file_as_it_is_now_and_refuses_a_broken_one() {
     assert!(events.len() > 1 && events[0]["type"] == "loading", "{events:?}");
     assert_eq!((&loaded["id"], &loaded["arch"]), (&json!("r"), &json!("llama")), "another file");
     assert_eq!((&loaded["max_seq"], loaded["stages"].as_array().unwrap().len()), (&json!(64), 2));
-    std::fs::write(&model, "not a model").unwrap();
+    replace(&model, &broken(&models));
     let workers = daemon.workers();
     let refused = daemon.main.ask(json!({"type": "reload"}), "error");
     assert_eq!(refused["class"], "validation", "{refused}");
@@ -66,7 +73,7 @@ fn a_hangup_signal_reloads_after_what_runs_and_changes_nothing_when_the_file_is_
     assert_eq!(daemon.main.answer("running").1["tokens"], 300);
     eventually("the new file serves", || diag(&mut daemon)["model_arch"] == "llama");
     assert!(before.iter().all(|&pid| !is_running(pid)));
-    replace(&model, &models.write("config.gguf", &spillway_model::testing::TinyModel::new("no-such-architecture")));
+    replace(&model, &broken(&models));
     let workers = daemon.workers();
     daemon.signal(Signal::SIGHUP);
     daemon.main.send(ask("later", 50));
@@ -87,7 +94,10 @@ fn a_reload_starts_afresh_after_too_many_failures() {
     assert_eq!(failed["ready"], false);
     assert!(failed["reason"].as_str().unwrap().contains("signal 9"), "{failed}");
     let stages = failed["stages"].as_array().unwrap();
-    assert!(stages.iter().all(|stage| stage["lifecycle"] == "failed" && stage["state"] == "ended"), "{failed}");
+    assert!(
+        stages.iter().all(|stage| stage["lifecycle"] == "failed" && stage["state"] == "ended"),
+        "{failed}"
+    );
     daemon.main.ask(json!({"type": "reload"}), "loaded");
     assert_eq!(diag(&mut daemon)["ready"], true);
     daemon.main.send(ask("r", 3));
@@ -140,6 +150,9 @@ fn a_worker_that_cannot_be_started_is_tried_again() {
     assert!(whole.ends_with(&(first + &rest)), "no token is missing and none comes twice");
     let recovery = &diag(&mut daemon)["recovery"];
     assert_eq!((&recovery["code"], &recovery["stages"]), (&json!("worker_died"), &json!([1])), "{recovery}");
-    assert!(recovery["attempts"].as_u64() >= Some(2) && recovery["backoff_ms"].as_f64() >= Some(100.0), "{recovery}");
+    assert!(
+        recovery["attempts"].as_u64() >= Some(2) && recovery["backoff_ms"].as_f64() >= Some(100.0),
+        "{recovery}"
+    );
     daemon.finish();
 }

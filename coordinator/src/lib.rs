@@ -12,6 +12,7 @@ pub mod engine;
 pub mod open;
 pub mod planner;
 mod prompt;
+pub mod replan;
 pub mod sampler;
 pub mod workers;
 

@@ -108,7 +108,7 @@ fn measure(
     for &Case { kind, tokens, depth } in cases {
         let seconds: Result<Vec<f64>, RequestError> =
             (0..repetitions).map(|_| time(engine, kind, tokens, depth)).collect();
-        let test = Test::new(kind, tokens, depth, &seconds?, engine.plan(), bandwidth);
+        let test = Test::new(kind, tokens, depth, &seconds?, &engine.plan(), bandwidth);
         show(&test)?;
         tests.push(test);
     }

@@ -9,6 +9,7 @@ use crate::devices::{THIS_PROGRAM, machine_for};
 use crate::engine::{Engine, EngineError, EngineOptions};
 use crate::open::{LoadedModel, TextNeed, open_model_with};
 use crate::planner::{PlacementRequest, plan};
+use crate::replan::Replanner;
 use crate::workers::LoadProgress;
 use spillway_protocol::plan::Plan;
 use std::path::Path;
@@ -21,8 +22,8 @@ pub struct Prepared {
     pub model: Arc<LoadedModel>,
     /// Its placement.
     pub plan: Plan,
-    /// Whether other processes may use its devices.
-    share: bool,
+    /// What it was asked for with.
+    placement: PlacementRequest,
 }
 
 impl Prepared {
@@ -30,7 +31,7 @@ impl Prepared {
     pub fn new(args: &ModelArgs, text: TextNeed, placement: &PlacementRequest) -> Result<Self, Failure> {
         let model = Arc::new(open_model_with(&args.model, text, &args.tokenizer.options())?);
         let plan = plan(model.summary(), &machine_for(placement, Path::new(THIS_PROGRAM))?, placement)?;
-        Ok(Prepared { model, plan, share: placement.allow_shared_device })
+        Ok(Prepared { model, plan, placement: placement.clone() })
     }
 
     /// Starts the workers and shows how they load.
@@ -38,8 +39,9 @@ impl Prepared {
         for warning in &self.plan.warnings {
             tracing::warn!("{warning}");
         }
-        let options =
-            EngineOptions { cards: CardLocks::take(&self.plan, self.share)?, ..EngineOptions::from_env()? };
+        let cards = CardLocks::take(&self.plan, self.placement.allow_shared_device)?;
+        let replan = Arc::new(Replanner::new(self.model.clone(), self.placement));
+        let options = EngineOptions { cards, replan: Some(replan), ..EngineOptions::from_env()? };
         let (sender, receiver) = interrupts.channel();
         let from_loader = sender.clone();
         std::thread::Builder::new().name("load".into()).spawn(move || {

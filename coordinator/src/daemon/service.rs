@@ -6,9 +6,10 @@
 
 use crate::cards::{CardLocks, LockError};
 use crate::devices::{THIS_PROGRAM, machine_for};
-use crate::engine::{Engine, EngineError, EngineOptions, Readiness, Recovery, StageStatus};
+use crate::engine::{Engine, EngineError, EngineOptions, Readiness, Recovery, Replan, StageStatus};
 use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
 use crate::planner::{Machine, PlacementRequest, Refusal, plan};
+use crate::replan::Replanner;
 use crate::workers::LoadProgress;
 use spillway_model::tokenizer::TokenizerOptions;
 use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, RecoveryReport, StageReport, StageSummary};
@@ -36,8 +37,8 @@ pub struct Resident {
     pub load: u64,
     /// The engine that runs it.
     pub engine: Engine,
-    /// Its GPUs, so that it can be started again on them.
-    cards: CardLocks,
+    /// Finds it another placement, also when it is started again.
+    replan: Arc<dyn Replan>,
 }
 
 /// What there is to report while the model itself may be held by someone.
@@ -182,7 +183,9 @@ impl Service {
         let before = slot.clone();
         self.drop_resident(&mut slot).await;
         self.show(Shown::Loading);
-        let start = Start { model: Arc::new(model), plan, cards };
+        let model = Arc::new(model);
+        let replan: Arc<dyn Replan> = Arc::new(Replanner::new(model.clone(), wanted.placement.clone()));
+        let start = Start { model, plan, cards, replan };
         let error = match start.run(options.clone(), progress).await {
             Ok(started) => {
                 turn.wanted = Some(wanted);
@@ -210,10 +213,10 @@ impl Service {
         &self,
         slot: &mut Option<Resident>,
         turn: &mut Turn,
-        (engine, cards): (Engine, CardLocks),
+        (engine, replan): (Engine, Arc<dyn Replan>),
     ) -> Resident {
         turn.loads += 1;
-        let resident = Resident { load: turn.loads, engine, cards };
+        let resident = Resident { load: turn.loads, engine, replan };
         self.show(Shown::Model(resident.clone()));
         *slot = Some(resident.clone());
         resident
@@ -284,7 +287,8 @@ impl Service {
         };
         if let Shown::Model(Resident { engine, .. }) = shown {
             let status = engine.status();
-            let model = &engine.plan().model;
+            let plan = engine.plan();
+            let model = &plan.model;
             diagnosis.model_loaded = status.failure.is_none();
             diagnosis.model_arch = model.architecture.clone();
             diagnosis.model_path = Some(model.path.display().to_string());
@@ -303,7 +307,7 @@ impl Service {
     fn resident_plan(&self) -> Option<Plan> {
         match &*self.shown() {
             Shown::Model(Resident { engine, .. }) if engine.status().failure.is_none() => {
-                Some(engine.plan().clone())
+                Some(Plan::clone(&engine.plan()))
             }
             _ => None,
         }
@@ -323,24 +327,25 @@ struct Start {
     model: Arc<LoadedModel>,
     plan: Plan,
     cards: CardLocks,
+    replan: Arc<dyn Replan>,
 }
 
 impl Start {
     /// The same again, for a model whose workers have ended.
-    fn again(resident: &Resident) -> Self {
-        let Resident { engine, cards, .. } = resident;
-        Self { model: engine.model().clone(), plan: engine.plan().clone(), cards: cards.clone() }
+    fn again(Resident { engine, replan, .. }: &Resident) -> Self {
+        let plan = Plan::clone(&engine.plan());
+        Self { model: engine.model().clone(), plan, cards: engine.cards(), replan: replan.clone() }
     }
 
     async fn run(
         self,
         options: EngineOptions,
         progress: impl FnMut(LoadProgress) + Send + 'static,
-    ) -> Result<(Engine, CardLocks), LoadError> {
-        let Self { model, plan, cards } = self;
-        let options = EngineOptions { cards: cards.clone(), ..options };
+    ) -> Result<(Engine, Arc<dyn Replan>), LoadError> {
+        let Self { model, plan, cards, replan } = self;
+        let options = EngineOptions { cards, replan: Some(replan.clone()), ..options };
         let engine = blocking(move || Engine::start(model, plan, options, progress)).await?;
-        Ok((engine.map_err(|error| LoadError::Engine { error, restored: false })?, cards))
+        Ok((engine.map_err(|error| LoadError::Engine { error, restored: false })?, replan))
     }
 }
 

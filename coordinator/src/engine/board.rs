@@ -31,15 +31,43 @@ pub(super) struct Waiting {
     /// Most prompt tokens in one step.
     pub chunk: usize,
     pub output: Output,
+    /// It had a slot before.
+    resumed: Option<Resumed>,
+}
+
+/// What a sequence keeps that has lost its slot.
+#[derive(Debug, Clone, Copy)]
+struct Resumed {
+    prompt_len: usize,
+    suspicion: Option<Suspicion>,
+    was_done: usize,
 }
 
 impl Waiting {
+    pub(super) fn new(id: RequestId, prompt: Vec<u32>, chunk: usize, output: Output) -> Waiting {
+        Waiting { id, prompt, chunk, output, resumed: None }
+    }
+
+    /// Tokens that the user gave.
+    fn prompt_len(&self) -> usize {
+        self.resumed.map_or(self.prompt.len(), |resumed| resumed.prompt_len)
+    }
+
     /// Tokens to reserve room for.
     fn length(&self) -> usize {
         match &self.output {
-            Output::Answer(answer) => self.prompt.len() + answer.max_tokens(),
+            Output::Answer(answer) => self.prompt_len() + answer.max_tokens(),
             Output::Score(_) => self.prompt.len(),
         }
+    }
+}
+
+impl From<Sequence> for Waiting {
+    /// A sequence that waits for a slot again; its tokens so far are computed anew.
+    fn from(sequence: Sequence) -> Waiting {
+        let Sequence { id, tokens, prompt_len, chunk, output, suspicion, was_done, .. } = sequence;
+        let resumed = Some(Resumed { prompt_len, suspicion, was_done });
+        Waiting { id, prompt: tokens, chunk, output, resumed }
     }
 }
 
@@ -159,22 +187,26 @@ impl Board {
         while let Some(request) = self.waiting.front() {
             let reuse = matches!(request.output, Output::Answer(_));
             let Some(claim) = self.slots.claim(&request.prompt, request.length(), reuse) else { return };
-            let Some(Waiting { id, prompt, chunk, mut output }) = self.waiting.pop_front() else { return };
-            if let Output::Answer(answer) = &mut output {
+            let Some(request) = self.waiting.pop_front() else { return };
+            let prompt_len = request.prompt_len();
+            let Waiting { id, prompt, chunk, mut output, resumed } = request;
+            if let Output::Answer(answer) = &mut output
+                && resumed.is_none()
+            {
                 answer.start(claim.cached);
             }
             self.live[claim.slot] = Some(Sequence {
                 id,
-                prompt_len: prompt.len(),
+                prompt_len,
                 tokens: prompt,
                 sent: claim.cached,
                 done: claim.cached,
                 in_flight: 0,
-                chunk,
+                chunk: chunk.min(self.limits.max_tokens),
                 output,
                 closed: false,
-                suspicion: None,
-                was_done: 0,
+                suspicion: resumed.and_then(|resumed| resumed.suspicion),
+                was_done: resumed.map_or(0, |resumed| resumed.was_done),
             });
         }
     }
@@ -335,20 +367,38 @@ impl Board {
             }
             sequence.was_done = sequence.was_done.max(sequence.done);
             (sequence.sent, sequence.done, sequence.in_flight) = (0, 0, 0);
-            if let Output::Answer(answer) = &mut sequence.output
-                && !sequence.closed
-            {
-                answer.recovering(error);
-            }
             self.release_if_over(slot);
         }
         self.slots.forget();
+        self.tell_recovering(error.code(), &error.to_string());
+    }
+
+    /// Tells everyone who is being answered about a pause.
+    pub(super) fn tell_recovering(&mut self, code: &'static str, message: &str) {
+        for sequence in self.live.iter_mut().flatten().filter(|sequence| !sequence.closed) {
+            if let Output::Answer(answer) = &mut sequence.output {
+                answer.recovering(code, message);
+            }
+        }
+    }
+
+    /// Goes on with workers of other limits that hold nothing; to be called after [`Self::rewind`]. Sequences that have no room
+    /// any more wait for it, before those that never had any.
+    pub(super) fn resettle(&mut self, limits: FrameLimits, steps_in_flight: usize) {
+        let mut live: Vec<Sequence> = std::mem::take(&mut self.live).into_iter().flatten().collect();
+        live.sort_by_key(|sequence| std::cmp::Reverse(sequence.id));
+        live.into_iter().for_each(|sequence| self.waiting.push_front(sequence.into()));
+        self.slots = Slots::new(limits.max_spans, limits.kv_blocks, self.slots.rewindable());
+        self.live = (0..limits.max_spans).map(|_| None).collect();
+        (self.limits, self.steps_in_flight) = (limits, steps_in_flight);
+        self.admit();
     }
 
     /// Whether a sequence is not yet where it was before a worker failed.
     pub(super) fn replaying(&self) -> bool {
         let behind = |sequence: &Sequence| !sequence.closed && sequence.done < sequence.was_done;
-        self.live.iter().flatten().any(behind)
+        let displaced = |request: &Waiting| request.resumed.is_some();
+        self.live.iter().flatten().any(behind) || self.waiting.iter().any(displaced)
     }
 
     /// Every request that has no terminal event yet fails; what the workers held is gone.

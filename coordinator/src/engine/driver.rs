@@ -4,12 +4,14 @@ use super::bench::{self, BenchJob};
 use super::board::{Board, Waiting};
 use super::mailbox::{Command, Mailbox};
 use super::pipeline::{Collected, Expected, Pipeline};
+use super::relocate::Relocation;
 use super::request::RequestError;
 use super::shared::Shared;
 use super::supervisor::Supervisor;
 use crate::workers::WorkerError;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use spillway_protocol::frame::FrameLimits;
+use spillway_protocol::plan::Plan;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,11 +19,15 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(super) struct Driver {
     pub board: Board,
-    /// None once a worker has failed.
+    /// None once the engine has given up, and while it recovers.
     pub pipeline: Option<Pipeline>,
+    pub plan: Arc<Plan>,
     pub limits: FrameLimits,
+    /// What the options say about [`Self::steps_in_flight`].
+    pub steps_asked: Option<usize>,
     pub steps_in_flight: usize,
     pub supervisor: Supervisor,
+    pub relocation: Relocation,
     /// Since when sequences are computed again, until the last one is where it was.
     pub replaying: Option<Instant>,
     /// Requests that may wait for a slot.
@@ -78,7 +84,7 @@ impl Driver {
         tracing::error!(code = error.code, "{error}");
         self.shared.set_failure(error.clone());
         if let Some(pipeline) = self.pipeline.take() {
-            pipeline.give_up();
+            pipeline.give_up("the pipeline is given up");
         }
         self.board.fail_all(error);
         self.tell();
@@ -134,6 +140,7 @@ impl Driver {
         if pipeline.collect(expected, &mut |row, logits| board.row(row, logits))? == Collected::Step {
             board.step_done();
             self.supervisor.progressed();
+            self.relocation.losses.progressed();
             if let Some(since) = self.replaying.take_if(|_| !board.replaying()) {
                 self.shared.set_replayed(since.elapsed());
             }

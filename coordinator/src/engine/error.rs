@@ -17,12 +17,14 @@ pub enum EngineError {
         opened: PathBuf,
     },
     /// An environment variable that cannot be used.
-    #[error("{name} is {found:?}, but must be a whole number")]
+    #[error("{name} is {found:?}, but must be {expected}")]
     Option {
         /// The variable.
         name: &'static str,
         /// Its value.
         found: OsString,
+        /// What it may be.
+        expected: &'static str,
     },
     /// The system refused a thread or a descriptor.
     #[error("starting the engine failed: {action}: {source}")]

@@ -19,6 +19,7 @@ mod pipeline;
 mod readiness;
 mod recover;
 mod recovery;
+mod relocate;
 mod request;
 mod schedule;
 mod score;
@@ -33,6 +34,7 @@ pub use bench::{BenchRequest, BenchResult};
 pub use error::EngineError;
 pub use readiness::{RECOVERY_GRACE, Readiness};
 pub use recovery::Recovery;
+pub use relocate::{DeviceLost, Placed, Replan, ReplanError};
 pub use request::{
     Completion, ErrorClass, EventSink, FinishReason, GenerateEvent, GenerateRequest, RequestError, RequestId,
     ScoreRequest, Timings,
@@ -48,6 +50,7 @@ use board::{Output, Waiting};
 use mailbox::{Command, Mailbox};
 use shared::Shared;
 use spillway_protocol::plan::Plan;
+use std::ffi::OsString;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,6 +71,10 @@ pub struct EngineOptions {
     pub restart_limit: Option<usize>,
     /// Locks on the plan's cards, held until the workers have ended.
     pub cards: CardLocks,
+    /// What happens when a device does not come back.
+    pub device_lost: DeviceLost,
+    /// Who finds another placement then; without one every request fails.
+    pub replan: Option<Arc<dyn Replan>>,
 }
 
 /// Environment variable with [`EngineOptions::restart_limit`].
@@ -77,12 +84,21 @@ impl EngineOptions {
     /// What the environment says, the rest left out.
     ///
     /// # Errors
-    /// A variable that is no number.
+    /// A variable that cannot be used.
     pub fn from_env() -> Result<EngineOptions, EngineError> {
-        let Some(value) = std::env::var_os(RESTART_LIMIT) else { return Ok(EngineOptions::default()) };
-        let limit = value.to_str().and_then(|text| text.parse().ok());
-        let restart_limit = Some(limit.ok_or(EngineError::Option { name: RESTART_LIMIT, found: value })?);
-        Ok(EngineOptions { restart_limit, ..EngineOptions::default() })
+        Ok(EngineOptions {
+            restart_limit: restart_limit(std::env::var_os(RESTART_LIMIT))?,
+            device_lost: DeviceLost::from_env()?,
+            ..EngineOptions::default()
+        })
+    }
+}
+
+fn restart_limit(value: Option<OsString>) -> Result<Option<usize>, EngineError> {
+    let Some(found) = value else { return Ok(None) };
+    match found.to_str().and_then(|text| text.parse().ok()) {
+        Some(limit) => Ok(Some(limit)),
+        None => Err(EngineError::Option { name: RESTART_LIMIT, found, expected: "a whole number" }),
     }
 }
 
@@ -96,7 +112,6 @@ pub struct Engine {
 #[derive(Debug)]
 struct Inner {
     model: Arc<LoadedModel>,
-    plan: Plan,
     mailbox: Arc<Mailbox>,
     shared: Arc<Shared>,
     next_id: AtomicU64,
@@ -120,16 +135,20 @@ impl Engine {
         &self.inner.model
     }
 
-    /// The placement that was loaded.
-    pub fn plan(&self) -> &Plan {
-        &self.inner.plan
+    /// The placement that runs: another one than was started when a device has been lost.
+    pub fn plan(&self) -> Arc<Plan> {
+        self.inner.shared.plan()
+    }
+
+    /// The locks on its cards.
+    pub fn cards(&self) -> CardLocks {
+        self.inner.shared.cards()
     }
 
     /// Accepts a request, or refuses it without any event. An accepted one ends in exactly one terminal event.
     pub fn submit(&self, mut request: GenerateRequest, events: EventSink) -> Result<RequestId, RequestError> {
-        let Inner { model, plan, .. } = &*self.inner;
-        let tokenizer = model.tokenizer().cloned();
-        request.check(plan, tokenizer.as_deref())?;
+        let (plan, tokenizer) = (self.plan(), self.model().tokenizer().cloned());
+        request.check(&plan, tokenizer.as_deref())?;
         let max_tokens = request.max_tokens.min(plan.limits.max_seq - request.prompt.len());
         let answer = Answer::new(&request, max_tokens, tokenizer, events);
         self.enqueue(request.prompt, plan.limits.max_step_tokens, Output::Answer(Box::new(answer)))
@@ -150,8 +169,9 @@ impl Engine {
         request: &ScoreRequest,
         on_row: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
     ) -> Result<(), RequestError> {
-        request.check(&self.inner.plan)?;
-        let largest = self.inner.plan.limits.max_step_tokens;
+        let plan = self.plan();
+        request.check(&plan)?;
+        let largest = plan.limits.max_step_tokens;
         let chunk = request.chunk.map_or(largest, |chunk| chunk.min(largest));
         let (sender, reader) = score::pair();
         let id = self.enqueue(request.ids.clone(), chunk, Output::Score(sender))?;
@@ -164,7 +184,7 @@ impl Engine {
     /// Times prefill and decode inside the engine with pseudo-random ids, ignoring end-of-generation tokens. Blocks;
     /// refused with `busy` while other requests are live.
     pub fn bench(&self, request: &BenchRequest) -> Result<BenchResult, RequestError> {
-        RequestError::check_length(request.length(), self.inner.plan.limits.max_seq)?;
+        RequestError::check_length(request.length(), self.plan().limits.max_seq)?;
         let (reply, answer) = mpsc::sync_channel(1);
         let job = BenchJob { request: *request, reply };
         self.inner.mailbox.push(Command::Bench(job)).map_err(|_| RequestError::stopped())?;
@@ -192,7 +212,7 @@ impl Engine {
             return Err(error);
         }
         let id = RequestId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
-        let request = Waiting { id, prompt, chunk, output };
+        let request = Waiting::new(id, prompt, chunk, output);
         self.inner.mailbox.push(Command::Submit(request)).map_err(|_| RequestError::stopped())?;
         Ok(id)
     }

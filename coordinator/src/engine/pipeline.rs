@@ -251,8 +251,8 @@ impl Pipeline {
     }
 
     /// Ends the workers; there will be no others.
-    pub(super) fn give_up(self) {
-        self.workers.give_up();
+    pub(super) fn give_up(self, cause: &str) {
+        self.workers.give_up(cause);
     }
 
     /// Descriptors that become readable when a worker is gone.

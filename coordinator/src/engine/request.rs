@@ -301,6 +301,12 @@ impl RequestError {
         RequestError::new(error.code(), ErrorClass::Transient, message)
     }
 
+    /// Devices do not come back, and without them the model does not run.
+    pub(super) fn device_lost(devices: &str, why: &str) -> RequestError {
+        let message = format!("{devices} is lost; {why}; load the model again when that has changed");
+        RequestError::new("gpu_lost", ErrorClass::Transient, message)
+    }
+
     /// The request's own step has ended its worker twice.
     pub(super) fn poison(error: &WorkerError) -> RequestError {
         let message = format!(

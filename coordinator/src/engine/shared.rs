@@ -4,12 +4,14 @@ use super::board::Board;
 use super::readiness::Readiness;
 use super::recovery::{Recovery, ms};
 use super::request::RequestError;
+use crate::cards::CardLocks;
 use crate::workers::{Lifecycle, Link, WorkerError, WorkerView};
 use serde::Serialize;
 use spillway_protocol::control::LoadStats;
+use spillway_protocol::plan::Plan;
 use spillway_protocol::status::WorkerState;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What the engine is doing.
@@ -71,9 +73,11 @@ pub struct StageStatus {
 /// Numbers that the engine's thread updates and anyone may read.
 #[derive(Debug)]
 pub(super) struct Shared {
+    plan: Mutex<Arc<Plan>>,
+    cards: Mutex<CardLocks>,
+    kv_blocks: AtomicUsize,
     workers: Mutex<Vec<WorkerView>>,
     links: Mutex<Vec<Link>>,
-    kv_blocks: usize,
     recovering: Mutex<Option<Recovering>>,
     /// Why the step under way may never come back.
     stalled: Mutex<Option<String>>,
@@ -102,16 +106,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(super) fn new(workers: Vec<WorkerView>, links: Vec<Link>, epoch: u64, kv_blocks: usize) -> Shared {
+    pub(super) fn new(plan: Arc<Plan>, cards: CardLocks, kv_blocks: usize) -> Shared {
         Shared {
-            workers: Mutex::new(workers),
-            links: Mutex::new(links),
-            kv_blocks,
+            plan: Mutex::new(plan),
+            cards: Mutex::new(cards),
+            kv_blocks: AtomicUsize::new(kv_blocks),
+            workers: Mutex::default(),
+            links: Mutex::default(),
             recovering: Mutex::new(None),
             stalled: Mutex::new(None),
             recovery: Mutex::new(None),
             restarts: AtomicU64::new(0),
-            epoch: AtomicU64::new(epoch),
+            epoch: AtomicU64::new(0),
             live: AtomicUsize::new(0),
             queued: AtomicUsize::new(0),
             blocks_used: AtomicUsize::new(0),
@@ -127,9 +133,30 @@ impl Shared {
         self.tokens_done.store(board.tokens_done(), Relaxed);
     }
 
-    /// A worker is being replaced.
-    pub(super) fn set_recovering(&self, error: &WorkerError, workers: Vec<WorkerView>) {
+    pub(super) fn plan(&self) -> Arc<Plan> {
+        lock(&self.plan).clone()
+    }
+
+    pub(super) fn cards(&self) -> CardLocks {
+        lock(&self.cards).clone()
+    }
+
+    /// Another placement takes the place of the present one, whose cards are free now.
+    pub(super) fn set_placement(&self, plan: Arc<Plan>, cards: CardLocks, kv_blocks: usize) {
+        *lock(&self.plan) = plan;
+        *lock(&self.cards) = cards;
+        self.kv_blocks.store(kv_blocks, Relaxed);
+    }
+
+    /// The pipeline serves.
+    pub(super) fn set_started(&self, workers: Vec<WorkerView>, links: Vec<Link>, epoch: u64) {
+        *lock(&self.links) = links;
         *lock(&self.workers) = workers;
+        self.epoch.store(epoch, Relaxed);
+    }
+
+    /// A worker is being replaced.
+    pub(super) fn set_recovering(&self, error: &WorkerError) {
         let mut recovering = lock(&self.recovering);
         let since = recovering.as_ref().map_or_else(Instant::now, |before| before.since);
         *recovering = Some(Recovering { since, reason: error.to_string() });
@@ -149,11 +176,9 @@ impl Shared {
         epoch: u64,
         recovery: Recovery,
     ) {
-        *lock(&self.links) = links;
-        *lock(&self.workers) = workers;
+        self.set_started(workers, links, epoch);
         *lock(&self.recovering) = None;
         self.restarts.fetch_add(recovery.stages.len() as u64, Relaxed);
-        self.epoch.store(epoch, Relaxed);
         let mut last = lock(&self.recovery);
         let number = last.as_ref().map_or(0, |last| last.number) + 1;
         *last = Some(Recovery { number, ..recovery });
@@ -221,7 +246,7 @@ impl Shared {
             live: self.live.load(Relaxed),
             queued: self.queued.load(Relaxed),
             kv_blocks_used: self.blocks_used.load(Relaxed),
-            kv_blocks_total: self.kv_blocks,
+            kv_blocks_total: self.kv_blocks.load(Relaxed),
             tokens_done: self.tokens_done.load(Relaxed),
             recovering,
             restarts: self.restarts.load(Relaxed),

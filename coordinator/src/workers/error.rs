@@ -150,7 +150,10 @@ pub enum WorkerError {
 }
 
 /// Codes of workers that a program may act on; any other is told as `worker_failed`, its sentence as it is.
-const PASSED_ON: [&str; 2] = ["gpu_lost", "gpu_out_of_memory"];
+const PASSED_ON: [&str; 4] = ["gpu_lost", "gpu_not_found", "gpu_no_such_device", "gpu_out_of_memory"];
+
+/// Those of them that say that a device is not there any more.
+const DEVICE_LOST: [&str; 3] = ["gpu_lost", "gpu_not_found", "gpu_no_such_device"];
 
 impl WorkerError {
     /// Stable code.
@@ -174,6 +177,16 @@ impl WorkerError {
     /// Whether another start would fail in the same way.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self, WorkerError::Reported { code, .. } if code == "file_changed")
+    }
+
+    /// The stage whose device is lost, as its driver says.
+    pub(crate) fn lost_device(&self) -> Option<usize> {
+        match self {
+            WorkerError::Reported { worker, code, .. } if DEVICE_LOST.contains(&code.as_str()) => {
+                Some(worker.stage)
+            }
+            _ => None,
+        }
     }
 
     /// Whether what the worker was doing may be to blame. A signal from outside says nothing of the step in hand; a crash, an

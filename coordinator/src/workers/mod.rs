@@ -173,10 +173,10 @@ impl Workers {
     }
 
     /// Ends every worker; there will be no others.
-    pub(crate) fn give_up(mut self) {
+    pub(crate) fn give_up(mut self, cause: &str) {
         for worker in &mut self.workers {
-            worker.enter(Change::Ended, "the pipeline is given up");
-            worker.enter(Change::GivenUp, "the pipeline is given up");
+            worker.enter(Change::Ended, cause);
+            worker.enter(Change::GivenUp, cause);
         }
     }
 
