@@ -47,6 +47,7 @@ fn help_is_as_reviewed() {
         "bench",
         "daemon",
         "status",
+        "top",
         "completions",
     ] {
         let ran = run(&[command, "--help"]);

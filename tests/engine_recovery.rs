@@ -143,6 +143,22 @@ fn an_idle_worker_that_dies_is_replaced_before_anyone_asks() {
     assert_eq!(answer(&engine, greedy(&prompt(1, 20), 20)).token_ids, before);
 }
 
+/// Nobody waits for an idle worker, so that nothing replaces it: whoever asks is told.
+#[test]
+fn an_engine_with_a_stopped_worker_is_not_ready() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("llama"));
+    let engine = start(&file.path, &placement(2));
+    assert!(engine.readiness().ready);
+    signal_worker(&engine, 1, Signal::SIGSTOP);
+    eventually("it is stopped", || engine.readiness().state == "stalled");
+    let readiness = engine.readiness();
+    assert!(!readiness.ready && readiness.reason.unwrap().contains("stage 1"));
+    signal_worker(&engine, 1, Signal::SIGCONT);
+    eventually("it goes on", || engine.readiness().ready);
+    assert_eq!(engine.status().restarts, 0);
+}
+
 #[test]
 fn scores_are_handed_over_once_although_they_are_computed_again() {
     let _turn = take_turn();

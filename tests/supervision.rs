@@ -156,3 +156,89 @@ fn a_worker_that_cannot_be_started_is_tried_again() {
     );
     daemon.finish();
 }
+
+#[test]
+fn top_shows_frames_without_escapes_where_there_is_no_terminal() {
+    let models = Models::new();
+    let path = models.path("socket");
+    let mut daemon = Daemon::start(&["--listen", path.to_str().unwrap()]);
+    daemon.main.load(&support::long_model(&models), json!({"cpu_workers": 2}));
+    daemon.main.send(endless("r"));
+    until_running(&mut daemon.main, "r");
+    let connect = ["top", "--connect", path.to_str().unwrap()];
+    let ran = support::run(&[&connect[..], &["--interval", "0.2", "--frames", "2"]].concat());
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert!(!ran.stdout.contains('\x1b'), "{}", ran.stdout);
+    let frames: Vec<&str> = ran.stdout.split("\n\nspillway ").collect();
+    assert_eq!(frames.len(), 2, "{}", ran.stdout);
+    for frame in frames {
+        let worker = daemon.workers()[1].to_string();
+        let row = frame.lines().find(|line| line.contains(&worker)).unwrap();
+        assert!(row.contains("cpu") && row.contains(" ms"), "{frame}");
+        assert!(frame.contains("1 running, 0 queued") && frame.contains("no recovery so far"), "{frame}");
+    }
+    daemon.main.close();
+    daemon.signal(Signal::SIGINT);
+    assert_eq!(daemon.wait(), Some(130));
+    assert_eq!(support::run(&connect).code, Some(1), "nobody is there any more");
+}
+
+/// What the log says of the workers of one stage: where they came from, where they went, and why.
+fn changes<'a>(log: &'a str, stage: &str) -> Vec<(&'a str, &'a str)> {
+    let of_stage = log.lines().filter(|line| line.contains("spillway::worker: ") && line.contains(stage));
+    let field = |line: &'a str, name: &str| {
+        let (_, rest) = line.split_once(name)?;
+        Some(rest.trim_start_matches('"').split(['"', ' ']).next().unwrap())
+    };
+    of_stage.map(|line| (field(line, "from=").unwrap_or("none"), field(line, "to=").unwrap())).collect()
+}
+
+/// Every change of a worker is in the log, with its process, its code and its cause.
+#[test]
+fn the_log_tells_where_every_worker_is() {
+    use std::process::Stdio;
+    let models = Models::new();
+    let mut child = support::spillway(["daemon"])
+        .env("SPILLWAY_LOG", "spillway::worker=info")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let say = |child: &mut std::process::Child, message: Value| {
+        use std::io::Write;
+        writeln!(child.stdin.as_mut().unwrap(), "{message}").unwrap();
+    };
+    say(&mut child, json!({"type": "load", "model": models.tiny(), "params": {"cpu_workers": 2}}));
+    let is_worker = |pid: &u32| {
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.windows(10).any(|word| word == b"worker-cpu"))
+    };
+    let workers =
+        |parent: u32| support::workers_of(parent).into_iter().filter(is_worker).collect::<Vec<u32>>();
+    eventually("both workers are there", || workers(child.id()).len() == 2);
+    say(&mut child, ask("r", 20));
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    lines.find(|line| line.as_ref().unwrap().contains("\"done\"")).unwrap().unwrap();
+    let victim = workers(child.id())[1];
+    signal(victim, Signal::SIGKILL);
+    eventually("it is replaced", || {
+        let now = workers(child.id());
+        now.len() == 2 && !now.contains(&victim)
+    });
+    say(&mut child, ask("r", 2));
+    lines.find(|line| line.as_ref().unwrap().contains("\"done\"")).unwrap().unwrap();
+    drop(child.stdin.take());
+    let mut log = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut log).unwrap();
+    assert_eq!(support::wait(&mut child).code(), Some(0));
+    let whole = [("none", "spawning"), ("spawning", "loading"), ("loading", "loaded"), ("loaded", "ready")];
+    let end = [("ready", "draining"), ("draining", "dead")];
+    assert_eq!(changes(&log, "stage=0"), [&whole[..], &end].concat(), "{log}");
+    let again = [("ready", "dead"), ("dead", "spawning")];
+    assert_eq!(changes(&log, "stage=1"), [&whole[..], &again, &whole[1..], &end].concat(), "{log}");
+    let death = log.lines().find(|line| line.contains("to=\"dead\"")).unwrap();
+    for part in [&format!("pid={victim}"), "epoch=", "code=\"worker_died\"", "was killed by signal 9"] {
+        assert!(death.contains(part), "{part}: {death}");
+    }
+}

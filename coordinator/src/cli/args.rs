@@ -47,6 +47,8 @@ pub enum Command {
     Daemon(DaemonArgs),
     /// Show what a daemon is doing: stages, processes, requests, restarts
     Status(StatusArgs),
+    /// Show it live: step times, shares and progress of every stage
+    Top(TopArgs),
     /// List the GPUs of this machine, or say what was looked for
     Devices(DevicesArgs),
     /// Compile kernels for GPUs ahead of time, list or remove compiled ones
@@ -480,6 +482,20 @@ pub struct StatusArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// `top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Socket of the daemon, as given to its --listen
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub connect: PathBuf,
+    /// Seconds between two frames
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    pub interval: Duration,
+    /// End after so many frames instead of with Ctrl-C
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub frames: Option<u32>,
 }
 
 /// Seconds between two looks: from a tenth to a day.

@@ -19,6 +19,7 @@ mod run;
 mod session;
 mod status;
 mod tokens;
+mod top;
 
 use args::{Cli, Command};
 use clap::error::ErrorKind;
@@ -96,6 +97,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Bench(args) => bench::bench(&args),
         Command::Daemon(args) => daemon::daemon(&args),
         Command::Status(args) => status::status(&args),
+        Command::Top(args) => top::top(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Kernels(command) => kernels::kernels(&command),
         Command::Completions(args) => {

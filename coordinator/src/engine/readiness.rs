@@ -1,8 +1,8 @@
 //! Whether a request that came now would be answered: what a load balancer or a supervisor of the daemon wants to know, unlike
 //! whether the process is there.
 //!
-//! Ready is an engine through whose whole pipeline tokens go, or would: every worker is there, none has failed, and the step
-//! under way, if there is one, gets on. A recovery is a pause and no refusal, so that it does not count at once.
+//! Ready is an engine through whose whole pipeline tokens go, or would: every worker is there, none has failed or has been stopped,
+//! and the step under way, if there is one, gets on. A recovery is a pause and no refusal, so that it does not count at once.
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use super::readiness::Readiness;
 use super::recovery::{Recovery, ms};
 use super::request::RequestError;
 use crate::cards::CardLocks;
-use crate::workers::{Lifecycle, Link, WorkerError, WorkerView};
+use crate::workers::{Lifecycle, Link, WorkerError, WorkerView, is_stopped};
 use serde::Serialize;
 use spillway_protocol::control::LoadStats;
 use spillway_protocol::plan::Plan;
@@ -231,9 +231,17 @@ impl Shared {
         if let Some(Recovering { since, reason }) = &*lock(&self.recovering) {
             return Readiness::recovering(since.elapsed(), reason.clone());
         }
-        lock(&self.stalled)
-            .as_ref()
-            .map_or_else(Readiness::ready, |reason| Readiness::not("stalled", reason.clone()))
+        match lock(&self.stalled).clone().or_else(|| self.stopped()) {
+            Some(reason) => Readiness::not("stalled", reason),
+            None => Readiness::ready(),
+        }
+    }
+
+    /// Which worker a signal has stopped: while there is no step to do, nobody else notices.
+    fn stopped(&self) -> Option<String> {
+        let workers = lock(&self.workers);
+        let (stage, worker) = workers.iter().enumerate().find(|(_, worker)| is_stopped(worker.pid))?;
+        Some(format!("the worker of stage {stage} (process {}) has been stopped by a signal", worker.pid))
     }
 
     pub(super) fn status(&self) -> EngineStatus {

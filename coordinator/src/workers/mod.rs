@@ -17,6 +17,7 @@ pub use error::{Ending, SetupError, WorkerError, WorkerName};
 use lifecycle::Change;
 pub use lifecycle::Lifecycle;
 pub use links::{Link, LinkPath};
+pub(crate) use process::is_stopped;
 use process::{Inherited, WorkerProcess};
 use spillway_protocol::channel;
 use spillway_protocol::control::ToWorker;

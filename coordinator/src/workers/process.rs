@@ -98,10 +98,7 @@ impl WorkerProcess {
 
     /// Whether a signal has stopped the process.
     pub(super) fn is_stopped(&self) -> bool {
-        // The state follows the name, which is in parentheses and may hold anything.
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
-        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
-        matches!(state, Some("T" | "t"))
+        is_stopped(self.pid())
     }
 
     /// How long threads of the process have waited for a processor, in all. Zero where the system does not say.
@@ -118,6 +115,14 @@ impl WorkerProcess {
     pub(super) fn ending(&mut self) -> Ending {
         self.wait(Duration::from_secs(1)).map_or(Ending::Unreachable, Ending::Exited)
     }
+}
+
+/// Whether a signal has stopped a process.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    // The state follows the name, which is in parentheses and may hold anything.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
+    matches!(state, Some("T" | "t"))
 }
 
 fn pidfd(child: &Child) -> std::io::Result<OwnedFd> {
