@@ -59,6 +59,23 @@ fn a_reload_takes_the_file_as_it_is_now_and_refuses_a_broken_one() {
     daemon.finish();
 }
 
+/// A file that is overwritten where it stands ends the workers that read it; the daemon says so and goes on.
+#[test]
+fn a_file_that_is_truncated_while_it_is_served_does_not_end_the_daemon() {
+    let models = Models::new();
+    let model = models.tiny();
+    let mut daemon = Daemon::start(&[]);
+    daemon.main.load(&model, json!({}));
+    std::fs::File::create(&model).unwrap();
+    daemon.main.send(ask("r", 3));
+    let end = daemon.main.answer("r").1;
+    assert_eq!((&end["type"], &end["code"]), (&json!("error"), &json!("worker_failed")), "{end}");
+    daemon.main.load(&models.other(), json!({}));
+    daemon.main.send(ask("r", 3));
+    assert_eq!(daemon.main.answer("r").1["type"], "done");
+    daemon.finish();
+}
+
 #[test]
 fn a_hangup_signal_reloads_after_what_runs_and_changes_nothing_when_the_file_is_refused() {
     let models = Models::new();
