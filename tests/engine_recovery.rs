@@ -66,10 +66,10 @@ fn answers_do_not_show_that_a_worker_was_killed() {
             assert_eq!((status.ready, status.restarts, status.failure), (true, stage as u64 + 1, None));
             assert!(status.stages.iter().all(|stage| stage.lifecycle == Lifecycle::Ready));
             let recovery = status.recovery.unwrap();
-            assert_eq!((recovery.number, recovery.code), (stage as u64 + 1, "worker_died"));
+            assert_eq!((recovery.epoch, recovery.code), (status.epoch, "worker_died"));
             assert_eq!((recovery.stages, recovery.attempts), (vec![stage], 1));
             assert!(recovery.detect_ms < 1000.0 && recovery.respawn_ms > 0.0 && recovery.load_ms > 0.0);
-            assert!(recovery.replay_ms.is_some_and(|ms| ms > 0.0), "sequences were computed again");
+            assert!(recovery.replay_ms > 0.0, "sequences were computed again");
         }
         drop(engine);
         assert_eq!(children(), NOBODY);

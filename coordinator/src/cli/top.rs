@@ -164,7 +164,7 @@ mod tests {
     fn state(step: u64, busy_ns: u64, pid: u64) -> Value {
         json!({"version": "1", "state": "ready", "reason": null, "model_path": "/m.gguf", "model_arch": "llama",
             "live": 2, "queued": 5, "tokens_done": step * 4, "restarts": 1, "epoch": 3,
-            "recovery": {"code": "worker_died", "detect_ms": 12.5, "backoff_ms": 0.0, "load_ms": 30.0, "replay_ms": null},
+            "recovery": {"code": "worker_died", "detect_ms": 12.5, "backoff_ms": 0.0, "load_ms": 30.0, "replay_ms": 0.0},
             "stages": [{"first_layer": 0, "layers": 4, "target": "cpu", "pid": pid, "bytes": 2048, "lifecycle": "ready",
                 "state": "stepping", "step": step, "steps": step, "busy_ns": busy_ns, "wait_ns": 0, "copy_ns": 0}]})
     }

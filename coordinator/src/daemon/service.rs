@@ -400,10 +400,10 @@ fn report((stage, status): (StageSummary, &StageStatus)) -> StageReport {
 }
 
 fn recovery_report(recovery: Recovery) -> RecoveryReport {
-    let Recovery { number, code, stages, attempts, .. } = recovery;
+    let Recovery { epoch, code, stages, attempts, .. } = recovery;
     let Recovery { detect_ms, backoff_ms, replan_ms, respawn_ms, load_ms, replay_ms, .. } = recovery;
     RecoveryReport {
-        number,
+        epoch,
         code,
         stages,
         attempts,

@@ -4,6 +4,7 @@ use super::bench::{self, BenchJob};
 use super::board::{Board, Waiting};
 use super::mailbox::{Command, Mailbox};
 use super::pipeline::{Collected, Expected, Pipeline};
+use super::recovery::Replaying;
 use super::relocate::Relocation;
 use super::request::RequestError;
 use super::shared::Shared;
@@ -13,7 +14,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use spillway_protocol::frame::FrameLimits;
 use spillway_protocol::plan::Plan;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Everything the engine's thread owns.
 #[derive(Debug)]
@@ -28,8 +28,8 @@ pub(super) struct Driver {
     pub steps_in_flight: usize,
     pub supervisor: Supervisor,
     pub relocation: Relocation,
-    /// Since when sequences are computed again, until the last one is where it was.
-    pub replaying: Option<Instant>,
+    /// The last recovery, until every sequence is where it was.
+    pub replaying: Option<Replaying>,
     /// Requests that may wait for a slot.
     pub queue: usize,
     pub mailbox: Arc<Mailbox>,
@@ -141,9 +141,6 @@ impl Driver {
             board.step_done();
             self.supervisor.progressed();
             self.relocation.losses.progressed();
-            if let Some(since) = self.replaying.take_if(|_| !board.replaying()) {
-                self.shared.set_replayed(since.elapsed());
-            }
         }
         Ok(())
     }
@@ -198,6 +195,9 @@ impl Driver {
     /// Shows the new state and delivers events, in this order: who hears of an end finds its memory free.
     pub(super) fn tell(&mut self) {
         self.shared.publish(&self.board);
+        if let Some(replaying) = self.replaying.take_if(|_| !self.board.replaying()) {
+            self.shared.set_recovery(replaying.over());
+        }
         self.shared.set_stalled(self.pipeline.as_ref().and_then(Pipeline::stalled));
         self.board.deliver();
     }

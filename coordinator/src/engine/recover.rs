@@ -6,7 +6,7 @@
 
 use super::driver::{Driver, Next};
 use super::mailbox::Command;
-use super::recovery::{Recovery, ms};
+use super::recovery::{Recovery, Replaying, ms};
 use super::request::RequestError;
 use super::start::next_epoch;
 use super::supervisor::Verdict;
@@ -87,7 +87,7 @@ impl Driver {
         match self.supervisor.judge(Instant::now()) {
             Verdict::Restart(_) if gone && self.relocation.replan.is_none() => {
                 Err(RequestError::device_lost(
-                    &self.relocation.losses.names(),
+                    &self.relocation.losses.words(),
                     "the model is not to be placed anew (SPILLWAY_DEVICE_LOST)",
                 ))
             }
@@ -99,6 +99,7 @@ impl Driver {
     /// Tells everyone that something is being done about a failure.
     fn announce(&mut self, error: &WorkerError, remedy: &str) {
         tracing::warn!(code = error.code(), recent = self.supervisor.recent(), "{error}; {remedy}");
+        self.replaying = None;
         self.board.rewind(error);
         self.shared.set_recovering(error);
         if let Some(pipeline) = &self.pipeline {
@@ -111,13 +112,10 @@ impl Driver {
     fn recovered(&mut self, Revived { epoch, stages }: Revived, recovery: Recovery) {
         let (views, links) =
             self.pipeline.iter().map(|it| (it.views(), it.links())).next().unwrap_or_default();
-        self.shared.set_recovered(views, links, epoch, Recovery { stages, ..recovery });
-        if self.board.replaying() {
-            self.replaying = Some(Instant::now());
-        } else {
-            self.replaying = None;
-            self.shared.set_replayed(Duration::ZERO);
-        }
+        self.shared.set_recovered(views, links, epoch, stages.len());
+        self.supervisor.recovered(Instant::now());
+        let recovery = Recovery { epoch, stages, ..recovery };
+        self.replaying = Some(Replaying { since: Instant::now(), recovery });
     }
 
     /// Waits, then revives the pipeline; none when the engine is to stop.
@@ -170,7 +168,7 @@ impl<'a> Meanwhile<'a> {
         Meanwhile { driver, stop: false }
     }
 
-    pub(super) fn driver(&self) -> &Driver {
+    pub(super) fn driver(&mut self) -> &mut Driver {
         self.driver
     }
 

@@ -136,10 +136,11 @@ impl Losses {
         gone
     }
 
-    /// The devices that are gone, in words.
-    pub(super) fn names(&self) -> String {
+    /// Which devices are gone: the beginning of a sentence.
+    pub(super) fn words(&self) -> String {
         let name = |device: &GpuDevice| format!("device {} ({})", device.index, device.name);
-        self.gone.iter().map(name).collect::<Vec<_>>().join(", ")
+        let names: Vec<String> = self.gone.iter().map(name).collect();
+        format!("{} {} lost", names.join(" and "), if names.len() > 1 { "are" } else { "is" })
     }
 }
 
@@ -159,48 +160,46 @@ impl Driver {
         delay: Duration,
         attempts: &mut Attempts,
     ) -> Result<Option<Revived>, Setback> {
-        let lost = self.relocation.losses.names();
+        let lost = self.relocation.losses.words();
         let Some(replan) = self.relocation.replan.clone() else {
             return Err(Setback::Final(RequestError::device_lost(&lost, "nobody can place the model anew")));
         };
         // What is left of it holds memory of the other devices.
         if let Some(pipeline) = self.pipeline.take() {
             pipeline.give_up("a device is lost, and the model is placed anew");
+            self.shared.set_ended();
         }
         let mut meanwhile = Meanwhile::new(self);
         attempts.backoff += meanwhile.pause(delay);
         let began = Instant::now();
         let placed = meanwhile.find(replan);
         attempts.replan += began.elapsed();
-        let Some(placed) = placed? else { return Ok(None) };
+        let Some(Placed { plan, cards }) = placed? else { return Ok(None) };
         let (epoch, began) = (next_epoch(), Instant::now());
-        let Relocation { exe, file_stamp, .. } = &meanwhile.driver().relocation;
-        let (exe, file_stamp) = (exe.clone(), *file_stamp);
-        let workers = Workers::start(placed.plan.clone(), file_stamp, exe, epoch, &mut meanwhile);
+        let workers = meanwhile.start(plan, epoch);
         attempts.times.load += began.elapsed();
         match workers {
             Err(_) if meanwhile.stops() => Ok(None),
             Err(error) => Err(Setback::Worker(error)),
-            Ok(workers) => Ok(Some(self.settle(placed, workers, epoch, &lost))),
+            Ok(workers) => Ok(Some(self.settle(cards, workers, epoch, &lost))),
         }
     }
 
-    /// Goes on with another placement.
-    fn settle(&mut self, placed: Placed, workers: Workers, epoch: u64, lost: &str) -> Revived {
-        let plan = Arc::new(placed.plan);
+    /// Goes on with the placement that has been started.
+    fn settle(&mut self, cards: CardLocks, workers: Workers, epoch: u64, lost: &str) -> Revived {
+        let plan = self.plan.clone();
         self.limits = FrameLimits::new(&plan.limits, plan.model.d_model, plan.model.vocab);
         self.steps_in_flight = depth(self.steps_asked, &plan);
         self.board.resettle(self.limits, self.steps_in_flight);
         self.pipeline = Some(Pipeline::new(workers, self.limits, epoch));
-        self.shared.set_placement(plan.clone(), placed.cards, self.limits.kv_blocks);
+        self.shared.set_placement(plan.clone(), cards, self.limits.kv_blocks);
         let stages = (0..plan.stages.len()).collect();
         let message = format!(
-            "{lost} is lost; the model has been placed anew, on {}; answers go on and may differ by rounding",
+            "{lost}; the model has been placed anew, on {}; answers go on and may differ by rounding",
             places(&plan)
         );
         tracing::warn!(code = "device_replanned", epoch, "{message}");
         self.board.tell_recovering("device_replanned", &message);
-        self.plan = plan;
         Revived { epoch, stages }
     }
 }
@@ -220,15 +219,23 @@ fn places(plan: &Plan) -> String {
 }
 
 impl Meanwhile<'_> {
+    /// Starts the workers of another plan, which is the engine's from now on: whatever fails is named by its stages.
+    fn start(&mut self, plan: Plan, epoch: u64) -> Result<Workers, WorkerError> {
+        let driver = self.driver();
+        let (exe, file_stamp) = (driver.relocation.exe.clone(), driver.relocation.file_stamp);
+        driver.plan = Arc::new(plan.clone());
+        Workers::start(plan, file_stamp, exe, epoch, self)
+    }
+
     /// Lets `replan` search on a thread of its own; none when the engine is to stop.
     fn find(&mut self, replan: Arc<dyn Replan>) -> Result<Option<Placed>, Setback> {
         let (plan, lost) = (self.driver().plan.clone(), self.driver().relocation.losses.gone.clone());
-        let names = self.driver().relocation.losses.names();
+        let words = self.driver().relocation.losses.words();
         let search = move || replan.replan(&plan, &lost);
         let thread = std::thread::Builder::new().name("replan".into()).spawn(search);
         let thread = match thread {
             Ok(thread) => thread,
-            Err(error) => return Err(Setback::Final(RequestError::device_lost(&names, &error.to_string()))),
+            Err(error) => return Err(Setback::Final(RequestError::device_lost(&words, &error.to_string()))),
         };
         while !thread.is_finished() {
             if self.serve().is_break() {
@@ -239,7 +246,7 @@ impl Meanwhile<'_> {
         match thread.join() {
             Ok(Ok(placed)) => Ok(Some(placed)),
             Ok(Err(error)) => Err(Setback::Final(RequestError::device_lost(
-                &names,
+                &words,
                 &format!("the model cannot be placed on what is left: {error}"),
             ))),
             Err(_) => Err(Setback::Final(RequestError::internal(
@@ -272,7 +279,9 @@ mod tests {
         assert!(!losses.note(now, &device(0)));
         assert!(!losses.note(now, &device(1)), "another device");
         assert!(losses.note(now, &device(0)));
-        assert_eq!(losses.names(), "device 0 (GPU)");
+        assert_eq!(losses.words(), "device 0 (GPU) is lost");
+        assert!(losses.note(now, &device(1)));
+        assert_eq!(losses.words(), "device 0 (GPU) and device 1 (GPU) are lost");
         let mut losses = Losses::default();
         for (nth, gone) in [(1, false), (2, false), (3, true)] {
             losses.progressed();

@@ -301,9 +301,9 @@ impl RequestError {
         RequestError::new(error.code(), ErrorClass::Transient, message)
     }
 
-    /// Devices do not come back, and without them the model does not run.
-    pub(super) fn device_lost(devices: &str, why: &str) -> RequestError {
-        let message = format!("{devices} is lost; {why}; load the model again when that has changed");
+    /// Devices do not come back (`lost` says which), and without them the model does not run.
+    pub(super) fn device_lost(lost: &str, why: &str) -> RequestError {
+        let message = format!("{lost}; {why}; load the model again when that has changed");
         RequestError::new("gpu_lost", ErrorClass::Transient, message)
     }
 

@@ -2,7 +2,7 @@
 
 use super::board::Board;
 use super::readiness::Readiness;
-use super::recovery::{Recovery, ms};
+use super::recovery::Recovery;
 use super::request::RequestError;
 use crate::cards::CardLocks;
 use crate::workers::{Lifecycle, Link, WorkerError, WorkerView, is_stopped};
@@ -12,7 +12,7 @@ use spillway_protocol::plan::Plan;
 use spillway_protocol::status::WorkerState;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What the engine is doing.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -35,7 +35,7 @@ pub struct EngineStatus {
     pub recovering: Option<String>,
     /// Workers replaced since the start.
     pub restarts: u64,
-    /// The last recovery that succeeded.
+    /// The last recovery that is over.
     pub recovery: Option<Recovery>,
     /// Pipeline incarnation: one more with every recovery.
     pub epoch: u64,
@@ -168,40 +168,23 @@ impl Shared {
         *lock(&self.workers) = workers;
     }
 
-    /// Workers have been replaced, and a new epoch begins; the number of the recovery is filled in.
+    /// `replaced` workers have been replaced, and a new epoch begins.
     pub(super) fn set_recovered(
         &self,
         workers: Vec<WorkerView>,
         links: Vec<Link>,
         epoch: u64,
-        recovery: Recovery,
+        replaced: usize,
     ) {
         self.set_started(workers, links, epoch);
         *lock(&self.recovering) = None;
-        self.restarts.fetch_add(recovery.stages.len() as u64, Relaxed);
-        let mut last = lock(&self.recovery);
-        let number = last.as_ref().map_or(0, |last| last.number) + 1;
-        *last = Some(Recovery { number, ..recovery });
+        self.restarts.fetch_add(replaced as u64, Relaxed);
     }
 
-    /// Every sequence is where it was before the last recovery.
-    pub(super) fn set_replayed(&self, time: Duration) {
-        if let Some(recovery) = lock(&self.recovery).as_mut() {
-            recovery.replay_ms = Some(ms(time));
-            tracing::info!(
-                number = recovery.number,
-                code = recovery.code,
-                stages = ?recovery.stages,
-                attempts = recovery.attempts,
-                detect_ms = recovery.detect_ms,
-                backoff_ms = recovery.backoff_ms,
-                replan_ms = recovery.replan_ms,
-                respawn_ms = recovery.respawn_ms,
-                load_ms = recovery.load_ms,
-                replay_ms = recovery.replay_ms,
-                "recovered"
-            );
-        }
+    /// A recovery is over: every sequence is where it was.
+    pub(super) fn set_recovery(&self, recovery: Recovery) {
+        recovery.tell();
+        *lock(&self.recovery) = Some(recovery);
     }
 
     /// Whether the step under way gets on, or why not.
@@ -209,13 +192,15 @@ impl Shared {
         *lock(&self.stalled) = reason;
     }
 
+    /// The pipeline is gone, and its workers with it.
+    pub(super) fn set_ended(&self) {
+        lock(&self.workers).iter_mut().for_each(|worker| worker.lifecycle = Lifecycle::Failed);
+    }
+
     pub(super) fn set_failure(&self, error: RequestError) {
         *lock(&self.recovering) = None;
         *lock(&self.stalled) = None;
-        // The pipeline is dropped with the failure, and its workers with it.
-        let mut workers = lock(&self.workers);
-        workers.iter_mut().for_each(|worker| worker.lifecycle = Lifecycle::Failed);
-        drop(workers);
+        self.set_ended();
         lock(&self.failure).get_or_insert(error);
     }
 

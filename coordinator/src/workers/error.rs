@@ -152,6 +152,9 @@ pub enum WorkerError {
 /// Codes of workers that a program may act on; any other is told as `worker_failed`, its sentence as it is.
 const PASSED_ON: [&str; 4] = ["gpu_lost", "gpu_not_found", "gpu_no_such_device", "gpu_out_of_memory"];
 
+/// What a worker does that has been told what to load.
+pub(super) const LOADING: &str = "loading";
+
 /// Those of them that say that a device is not there any more.
 const DEVICE_LOST: [&str; 3] = ["gpu_lost", "gpu_not_found", "gpu_no_such_device"];
 
@@ -179,9 +182,10 @@ impl WorkerError {
         matches!(self, WorkerError::Reported { code, .. } if code == "file_changed")
     }
 
-    /// The stage whose device is lost, as its driver says.
+    /// The stage whose device, if it has one, is lost: its driver says so, or does not come back from a load.
     pub(crate) fn lost_device(&self) -> Option<usize> {
         match self {
+            WorkerError::Silent { worker, phase: LOADING, .. } => Some(worker.stage),
             WorkerError::Reported { worker, code, .. } if DEVICE_LOST.contains(&code.as_str()) => {
                 Some(worker.stage)
             }

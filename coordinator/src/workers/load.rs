@@ -1,6 +1,6 @@
 //! Handshake and loading, all workers at once.
 
-use super::error::WorkerError;
+use super::error::{LOADING, WorkerError};
 use super::lifecycle::{Change, Lifecycle};
 use super::worker::{LOG_TARGET, Worker};
 use super::{LoadProgress, LoadWatcher, Recipe};
@@ -23,7 +23,7 @@ pub(super) const TICK: Duration = Duration::from_millis(50);
 fn overdue(state: Lifecycle, silence: Duration) -> Option<&'static str> {
     match state {
         Lifecycle::Spawning => (silence > HELLO_LIMIT).then_some("starting"),
-        Lifecycle::Loading => (silence > LOAD_LIMIT).then_some("loading"),
+        Lifecycle::Loading => (silence > LOAD_LIMIT).then_some(LOADING),
         // Who has loaded waits for the others.
         _ => None,
     }
@@ -296,7 +296,7 @@ mod tests {
         let overdue = |state, seconds| overdue(state, Duration::from_secs(seconds));
         use Lifecycle::{Loaded, Loading, Spawning};
         assert_eq!((overdue(Spawning, 20), overdue(Spawning, 21)), (None, Some("starting")));
-        assert_eq!((overdue(Loading, 60), overdue(Loading, 61)), (None, Some("loading")));
+        assert_eq!((overdue(Loading, 60), overdue(Loading, 61)), (None, Some(LOADING)));
         assert_eq!(overdue(Loaded, 9999), None, "who has loaded waits for the others");
     }
 }

@@ -176,8 +176,8 @@ pub struct StageReport {
 /// How long it took to replace workers that had failed. Times in milliseconds, added up over attempts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RecoveryReport {
-    /// Recoveries since the load, this one included.
-    pub number: u64,
+    /// The pipeline incarnation that it began.
+    pub epoch: u64,
     /// Code of the failure that began it.
     pub code: &'static str,
     /// Stages whose workers were replaced.
@@ -194,8 +194,8 @@ pub struct RecoveryReport {
     pub respawn_ms: f64,
     /// Loading bands and arranging links.
     pub load_ms: f64,
-    /// Computing sequences again up to where they were; none while that goes on.
-    pub replay_ms: Option<f64>,
+    /// Computing sequences again up to where they were.
+    pub replay_ms: f64,
 }
 
 /// Figures of a finished request.
@@ -285,7 +285,7 @@ pub struct Diagnosis {
     pub reason: Option<String>,
     /// Workers of the resident model that have been replaced.
     pub restarts: u64,
-    /// The last recovery of the resident model.
+    /// The last recovery of the resident model that is over.
     pub recovery: Option<RecoveryReport>,
     /// Pipeline incarnation: one more with every recovery.
     pub epoch: u64,
