@@ -271,13 +271,14 @@ impl Rig {
     fn new(memory: u64, params: Value, env: &[(&str, &str)]) -> Rig {
         let models = Models::new();
         std::fs::create_dir(models.path("gone")).unwrap();
-        let devices =
-            format!("emulated:devices=3,memory={memory},gone={}", models.path("gone").to_str().unwrap());
+        // With ids, which every process sees, so that they are locked.
+        let devices = format!(
+            "emulated:devices=3,ids=1,memory={memory},gone={}",
+            models.path("gone").to_str().unwrap()
+        );
         let mut daemon = command(&["daemon"]);
-        let mut daemon = Daemon::spawn({
-            daemon.envs(env.iter().copied());
-            daemon
-        });
+        daemon.env("SPILLWAY_LOCK_DIR", models.path("locks")).envs(env.iter().copied());
+        let mut daemon = Daemon::spawn(daemon);
         let mut all = json!({"devices": devices});
         all.as_object_mut().unwrap().extend(params.as_object().unwrap().clone());
         daemon.main.load(&models.tiny(), all);
@@ -302,6 +303,15 @@ impl Rig {
         (end, events)
     }
 
+    /// Which devices are locked, by number.
+    fn locked(&self) -> Vec<bool> {
+        let mut locks: Vec<_> =
+            std::fs::read_dir(self.models.path("locks")).unwrap().map(|lock| lock.unwrap().path()).collect();
+        // A name is an id, which ends with the number.
+        locks.sort();
+        locks.iter().map(|lock| std::fs::File::open(lock).unwrap().try_lock_shared().is_err()).collect()
+    }
+
     fn diag(&mut self) -> Value {
         self.daemon.main.ask(json!({"type": "diag"}), "diag")
     }
@@ -317,6 +327,7 @@ fn an_answer_goes_on_on_the_devices_that_are_left() {
     }
     for (lost, left, target) in [(&[1][..], 2, "gpu"), (&[0, 1, 2][..], 1, "cpu")] {
         let mut rig = Rig::new(AMPLE, json!({"pp": 3, "vram_limit": "1GiB,1GiB,1GiB"}), &[]);
+        assert_eq!(rig.locked(), [true; 3]);
         let (end, pauses) = rig.lose(lost);
         assert_eq!((&end["type"], &end["tokens"]), (&json!("done"), &json!(400)), "{end}");
         let last = pauses.last().unwrap();
@@ -327,6 +338,8 @@ fn an_answer_goes_on_on_the_devices_that_are_left() {
         let stages = diag["stages"].as_array().unwrap();
         assert!(stages.len() == left && stages.iter().all(|stage| stage["target"] == target), "{diag}");
         assert_eq!(rig.daemon.workers().len(), left, "no worker of the old placement is left");
+        let used: Vec<bool> = (0..3).map(|device| target == "gpu" && !lost.contains(&device)).collect();
+        assert_eq!(rig.locked(), used, "others may have what is not used any more");
         assert!(diag["recovery"]["replan_ms"].as_f64().unwrap() > 0.0, "{diag}");
         rig.daemon.main.send(support::ask("next", 5));
         assert_eq!(rig.daemon.main.answer("next").1["type"], "done");
