@@ -82,6 +82,31 @@ fn the_gpu_computes_what_the_cpu_computes() {
     }
 }
 
+/// Weights in host memory that prompts take through the device's memory: the bits are those of resident weights, for any chunks,
+/// steps that are streamed and steps that are not among them.
+#[test]
+fn prompts_that_stream_weights_compute_what_resident_weights_compute() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let ids: Vec<String> = (0..70).map(|position| (position * 37 % 200 + 3).to_string()).collect();
+    for architecture in ["qwen3", "qwen35"] {
+        for (name, model) in
+            [("f32", TinyModel::new(architecture)), ("q8", TinyModel::new(architecture).q8_0())]
+        {
+            let model = models.write(&format!("{architecture}-{name}"), &model.layers(7));
+            let on =
+                |more: &[&str]| logits(&model, &ids.join(","), &[&["--devices", "emulated"], more].concat());
+            let resident = on(&[]);
+            for (budget, chunk) in [("3", "512"), ("2", "33"), ("0", "18")] {
+                let streamed = on(&["--gpu-layer-budget", budget, "--chunk", chunk]);
+                assert_eq!(streamed, resident, "{architecture} {name}, budget {budget}, chunks of {chunk}");
+            }
+        }
+    }
+}
+
 /// What spilled is told from what was loaded, takes no device memory, and workers keep to their plans.
 #[test]
 fn a_spill_is_what_the_plan_says() {
@@ -111,6 +136,8 @@ fn a_spill_is_what_the_plan_says() {
     assert!(cpu.contains("partial offload: 4 resident / 2 spilled, first GPU layer = 2"), "{cpu}");
     assert!(cpu.contains("stage 0 on CPU runs Q8_0; stage 1 on device 0 runs Q8_0"), "{cpu}");
     assert!(cpu.contains("cpu exec: layers 0-1, tokens 3, sequences 1, logit rows 3, formats Q8_0"), "{cpu}");
+    let streamed = told(&["--gpu-layer-budget", "1"]);
+    assert!(streamed.contains("partial offload: 1 resident / 5 spilled, first GPU layer = 5"), "{streamed}");
     let typo = told(&["--gpu-layer-budget", "4", "--offload-exec", "cup"]);
     assert!(typo.contains("`cup`") && typo.contains("2 spilled") && !typo.contains("cpu exec"), "{typo}");
     assert!(!told(&[]).contains("partial offload"));

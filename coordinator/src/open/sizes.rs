@@ -8,7 +8,7 @@ use spillway_kernels::pack::PackedMatrix;
 use spillway_model::file::ModelFile;
 use spillway_model::program::{Layer, Step, WeightRef};
 use spillway_protocol::plan::PlannedModel;
-use spillway_worker_gpu::band::{LayerNeeds, ModelWidths};
+use spillway_worker_gpu::band::{LayerNeeds, ModelWidths, largest_group};
 use std::path::Path;
 
 /// A file whose weights are being sized.
@@ -58,6 +58,8 @@ impl Sizer<'_> {
             weights += bytes;
             gpu.add(bytes);
         }
+        gpu.largest_group =
+            largest_group(layer, |weight| Ok::<_, OpenError>(self.matrix(weight)?.gpu_bytes))?;
         let (mut elements, mut formats) = (0, Vec::new());
         for weight in matrices(layer) {
             let matrix = self.matrix(weight)?;

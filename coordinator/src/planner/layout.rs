@@ -165,7 +165,8 @@ fn gpu_bytes(model: &ModelSummary, limits: &Limits, band: &Band) -> StageBytes {
     let (in_host, on_device) = layers.split_at(band.mapped);
     let weights: u64 = on_device.iter().map(|layer| layer.gpu.weights).sum();
     let needs = layers.iter().map(|layer| &layer.gpu.needs);
-    let needs = Needs::new(model.gpu_widths, needs, head, *limits);
+    let needs = Needs::new(model.gpu_widths, needs, head, *limits)
+        .with_mapped(in_host.iter().map(|layer| layer.gpu.largest_group));
     let landing = if band.landing { needs.landing_bytes(super::RING_SLOTS as usize) } else { 0 };
     StageBytes {
         weights: weights + if head { model.gpu_head_bytes } else { 0 },

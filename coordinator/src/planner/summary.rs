@@ -34,6 +34,8 @@ pub struct GpuSizes {
     pub weights: u64,
     /// Bytes of the weights where they stay in host memory for the device to read.
     pub mapped: u64,
+    /// Bytes of the largest group of matrices that is streamed from host memory at once.
+    pub largest_group: u64,
     /// What its scratch depends on.
     pub needs: LayerNeeds,
 }

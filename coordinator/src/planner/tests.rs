@@ -24,7 +24,12 @@ fn model(layers: usize) -> ModelSummary {
         hidden: 4096,
         widest_input: 2048,
         formats: vec![Format::Q4_K],
-        gpu: GpuSizes { weights: 10 * MIB, mapped: 10 * MIB, needs: LayerNeeds::default() },
+        gpu: GpuSizes {
+            weights: 10 * MIB,
+            mapped: 10 * MIB,
+            largest_group: 4 * MIB,
+            needs: LayerNeeds::default(),
+        },
     };
     ModelSummary {
         model: PlannedModel {

@@ -3,8 +3,10 @@
 use super::attention::{AttentionBufs, HeadPlan};
 use super::error::BandError;
 use super::facts::{Facts, Placed};
+use super::mapped::MappedBlock;
 use super::needs::ScratchBytes;
 use super::plan::{DeltaNetBufs, Op, Part, reads_int8};
+use super::streaming::Streaming;
 use crate::hip::{Arena, DeviceSlice, HipError, Stream};
 use crate::launch::{
     Attention, AttentionBuffers, DeltaNet, DeltaNetBuffers, GatedBuffers, HeadSteps, Heads, Inputs, Int8Rows,
@@ -54,13 +56,21 @@ pub(super) struct Step<'a> {
     pub spans: usize,
     /// The largest context of any row, or more.
     pub context: usize,
+    /// For a layer whose matrices come from host memory.
+    pub streamed: Option<Streamed<'a>>,
+}
+
+/// How matrices get from host memory to where they are multiplied.
+pub(super) struct Streamed<'a> {
+    pub streaming: &'a mut Streaming,
+    pub blocks: &'a [MappedBlock],
 }
 
 impl Step<'_> {
     /// Queues an operation of a layer whose buffers have the given widths.
-    pub fn queue(&self, op: &Op, widths: &[usize]) -> Result<(), BandError> {
-        let Self { kernels, stream, tokens, .. } = *self;
-        let buffer = |buf: Buf| self.scratch.buffer(buf);
+    pub fn queue(&mut self, op: &Op, widths: &[usize]) -> Result<(), BandError> {
+        let &mut Self { kernels, stream, tokens, scratch, .. } = self;
+        let buffer = |buf: Buf| scratch.buffer(buf);
         let width = |buf: Buf| widths[usize::from(buf.0)];
         match op {
             Op::Norm { src, dst, norm, int8 } => {
@@ -92,11 +102,17 @@ impl Step<'_> {
             }
             Op::Project { src, ready, parts } => {
                 let inputs = self.inputs(buffer(*src), *ready, parts.iter().map(|part| &part.weight))?;
-                let of_one_format = |a: &Part, b: &Part| a.weight.format() == b.weight.format();
-                parts.chunk_by(of_one_format).try_for_each(|parts| self.parts(parts, &inputs))?;
+                if self.streamed.is_some() {
+                    let mut parts = parts.clone();
+                    self.enter(parts.iter_mut().map(|part| &mut part.weight))?;
+                    self.project(&parts, &inputs)?;
+                    self.leave()?;
+                } else {
+                    self.project(parts, &inputs)?;
+                }
             }
             Op::Mlp { src, ready, gate, up, down } => {
-                self.mlp(buffer(*src), *ready, [gate, up], down)?;
+                self.mlp(buffer(*src), *ready, [*gate, *up], *down)?;
             }
             Op::Attention { bufs, layer, cache } => self.attention(bufs, layer, cache)?,
             Op::DeltaNet { bufs, layer, int8 } => self.delta_net(bufs, layer, *int8)?,
@@ -126,6 +142,27 @@ impl Step<'_> {
         Ok(Prepared { values: src, int8: Some(int8) })
     }
 
+    /// Lets the matrices of a layer in host memory be read from where they are streamed to.
+    fn enter<'m>(&mut self, matrices: impl Iterator<Item = &'m mut Matrix>) -> Result<(), BandError> {
+        match &mut self.streamed {
+            Some(Streamed { streaming, blocks }) => streaming.enter(self.stream, blocks, matrices),
+            None => Ok(()),
+        }
+    }
+
+    /// The matrices entered last are not read by what is queued from now on.
+    fn leave(&mut self) -> Result<(), BandError> {
+        match &mut self.streamed {
+            Some(Streamed { streaming, blocks }) => streaming.leave(self.stream, blocks),
+            None => Ok(()),
+        }
+    }
+
+    fn project(&self, parts: &[Part], inputs: &Prepared) -> Result<(), LaunchError> {
+        let of_one_format = |a: &Part, b: &Part| a.weight.format() == b.weight.format();
+        parts.chunk_by(of_one_format).try_for_each(|parts| self.parts(parts, inputs))
+    }
+
     /// Products of matrices of one format.
     fn parts(&self, parts: &[Part], inputs: &Prepared) -> Result<(), LaunchError> {
         let products: Vec<(Matrix, Output)> =
@@ -143,18 +180,22 @@ impl Step<'_> {
     }
 
     fn mlp(
-        &self,
+        &mut self,
         src: DeviceSlice,
         ready: bool,
-        gate_up: [&Matrix; 2],
-        down: &Part,
-    ) -> Result<(), LaunchError> {
-        let Self { kernels, stream, scratch, tokens, .. } = *self;
-        let inputs = self.inputs(src, ready, gate_up.into_iter())?;
+        mut gate_up: [Matrix; 2],
+        mut down: Part,
+    ) -> Result<(), BandError> {
+        let &mut Self { kernels, stream, scratch, tokens, .. } = self;
+        let inputs = self.inputs(src, ready, gate_up.iter())?;
         let buffers = GatedBuffers { products: scratch.hidden, int8: scratch.int8 };
-        let of = gate_up.map(|weight| (weight, inputs.of(weight)));
+        self.enter(gate_up.iter_mut())?;
+        let of = gate_up.each_ref().map(|weight| (weight, inputs.of(weight)));
         let inputs = kernels.gated(stream, of, tokens, &buffers, reads_int8(&down.weight))?;
-        kernels.matmul(stream, &down.weight, inputs, tokens, self.output(down))
+        self.leave()?;
+        self.enter(std::iter::once(&mut down.weight))?;
+        kernels.matmul(stream, &down.weight, inputs, tokens, self.output(&down))?;
+        self.leave()
     }
 
     fn attention(&self, bufs: &AttentionBufs, layer: &Attention, cache: &KvCache) -> Result<(), LaunchError> {

@@ -48,7 +48,8 @@ impl<'a> Need<'a> {
         needs.map(|need| Ok(mapped_bytes(need.stored_bytes(model)?))).sum()
     }
 
-    fn stored_bytes(self, model: &ModelFile) -> Result<u64, BandError> {
+    /// Bytes of a weight as stored.
+    pub fn stored_bytes(self, model: &ModelFile) -> Result<u64, BandError> {
         let bytes = match self {
             Need::Values(weight) => weight.rows * weight.cols * size_of::<f32>(),
             Need::Matrix(weight) => layout(weight, &model.weight(weight)?)?.matrix_bytes(weight.rows)?,

@@ -2,11 +2,11 @@
 //! would have, so that results are the same to the bit.
 
 use super::error::BandError;
-use crate::hip::{Arena, Device, DeviceSlice, HipError, PinnedBuffer};
+use crate::hip::{Arena, Device, DeviceSlice, HipError, PinnedBuffer, Stream};
 use std::ptr::NonNull;
 
 /// Alignment of every weight in a block, that of device allocations.
-const ALIGN: usize = 256;
+pub(super) const ALIGN: usize = 256;
 
 /// Bytes that a weight of `bytes` bytes takes in a block. The planner charges with it and a block is sized by it.
 pub fn mapped_bytes(bytes: u64) -> u64 {
@@ -30,6 +30,16 @@ impl MappedBlock {
     /// Bytes of the block.
     pub fn len(&self) -> usize {
         self.memory.len()
+    }
+
+    /// Queues copies of weights of this block, given as kernels address them, each to its own place.
+    pub fn copy(&self, stream: &Stream, weights: &[(DeviceSlice, DeviceSlice)]) -> Result<(), HipError> {
+        let start = self.memory.on_device().address();
+        weights.iter().try_for_each(|(from, to)| {
+            // An offset that is none is refused as outside the block.
+            let offset = from.address().checked_sub(start).and_then(|offset| usize::try_from(offset).ok());
+            stream.upload(*to, &self.memory, offset.unwrap_or(usize::MAX))
+        })
     }
 
     fn take(&mut self, bytes: usize) -> Result<Place, HipError> {

@@ -16,16 +16,18 @@ mod needs;
 mod plan;
 mod replay;
 mod staging;
+mod streaming;
 
 pub use error::BandError;
 pub use mapped::mapped_bytes;
 pub use needs::{LayerNeeds, ModelWidths, Needs};
+pub use streaming::largest_group;
 
 use crate::compile::KernelCompiler;
 use crate::hip::{Arena, Device, DeviceSlice, HipError, Stream};
 use crate::launch::{Kernels, KvElement, LaunchError};
 use edges::Edges;
-use exec::{Scratch, Step};
+use exec::{Scratch, Step, Streamed};
 use facts::Facts;
 use head::Head;
 use load::{Loader, Need};
@@ -35,7 +37,7 @@ use replay::{Replay, Shape, captured_context};
 use spillway_kernels::formats::Format;
 use spillway_kernels::hip::{DeviceSource, SOURCES};
 use spillway_model::file::ModelFile;
-use spillway_model::program::Program;
+use spillway_model::program::{Layer, Program, WeightRef};
 use spillway_protocol::control::{DeviceShare, LayerBytes};
 use spillway_protocol::frame::StepFrame;
 use spillway_protocol::plan::{KvType, Limits, Residency};
@@ -47,6 +49,7 @@ use spillway_worker::{LoadProgress, ProcessError, Rings};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+use streaming::{Streaming, is_streamed};
 
 /// Most sequences of one step.
 pub const MAX_SEQUENCES: usize = 256;
@@ -91,8 +94,11 @@ pub struct Band {
     edges: Edges,
     scratch: Scratch,
     stream: Stream,
+    // Its copies read blocks.
+    streaming: Option<Streaming>,
+    /// Weights of the first layers, as far as they are in host memory.
+    blocks: Vec<MappedBlock>,
     _memory: Arena,
-    _mapped: Vec<MappedBlock>,
     device: Device,
 }
 
@@ -113,7 +119,9 @@ impl Band {
         let layers = &program.layers[spec.layers.clone()];
         let kernels = kernels(model, &spec, device, compiler, progress)?;
         let layer_needs: Vec<LayerNeeds> = layers.iter().map(LayerNeeds::of).collect();
-        let needs = Needs::new(ModelWidths::of(program), &layer_needs, spec.head, spec.limits);
+        let groups = mapped_groups(model, layers, &spec.residency)?;
+        let needs = Needs::new(ModelWidths::of(program), &layer_needs, spec.head, spec.limits)
+            .with_mapped(groups.into_iter());
         let scratch_bytes = needs.scratch();
         let (mut memory, stream) = (Arena::new(device), Stream::new(device)?);
 
@@ -134,7 +142,7 @@ impl Band {
             .transpose()?;
         let mut band_layers = Vec::with_capacity(layers.len());
         let mut layer_bytes = Vec::with_capacity(layers.len());
-        let mut mapped = Vec::new();
+        let mut blocks = Vec::new();
         for (layer, residency) in layers.iter().zip(&spec.residency) {
             let before = builder.loader.done();
             if *residency == Residency::HostMapped {
@@ -145,7 +153,7 @@ impl Band {
             layer_bytes.push(match builder.block.take() {
                 Some(block) => {
                     let pinned = block.len() as u64;
-                    mapped.push(block);
+                    blocks.push(block);
                     LayerBytes { pinned, ..LayerBytes::default() }
                 }
                 None => LayerBytes { device: builder.loader.done() - before, ..LayerBytes::default() },
@@ -153,6 +161,10 @@ impl Band {
         }
         let scratch = Scratch::allocate(&mut memory, &scratch_bytes)?;
         let facts_memory = memory.allocate("step facts", scratch_bytes.facts)?;
+        let mapped_ops = band_layers.iter().take(blocks.len()).map(|layer| layer.ops.as_slice());
+        let streaming = (scratch_bytes.streamed > 0)
+            .then(|| Streaming::new(device, &mut memory, scratch_bytes.streamed, mapped_ops))
+            .transpose()?;
         // Weights are there before the memory that they came through is given back.
         stream.synchronize()?;
         Ok(Self {
@@ -167,8 +179,9 @@ impl Band {
             edges: Edges::new(device, needs.residual_bytes())?,
             scratch,
             stream,
+            streaming,
+            blocks,
             _memory: memory,
-            _mapped: mapped,
             device: device.clone(),
             spec,
         })
@@ -230,11 +243,15 @@ impl Band {
         self.facts.upload(&self.stream, frame)?;
         let longest = frame.spans().iter().map(|span| span.shape.start + span.shape.tokens).max();
         let context = captured_context(longest.unwrap_or(0) as usize);
-        let Self { replay, kernels, layers, facts, scratch, stream, .. } = self;
+        let Self { replay, kernels, layers, facts, scratch, stream, streaming, blocks, .. } = self;
         let placed = &facts.placed(tokens)?;
-        let step = Step { kernels, stream, scratch, facts, placed, tokens, spans, context };
+        let mut streaming = streaming.as_mut().filter(|_| is_streamed(tokens));
         replay.queue(stream, Shape { tokens, spans, context }, || {
-            for layer in &*layers {
+            for (index, layer) in layers.iter().enumerate() {
+                let streamed = streaming.as_deref_mut().filter(|_| index < blocks.len());
+                let streamed = streamed.map(|streaming| Streamed { streaming, blocks });
+                let mut step =
+                    Step { kernels, stream, scratch, facts, placed, tokens, spans, context, streamed };
                 layer.ops.iter().try_for_each(|op| step.queue(op, &layer.widths))?;
             }
             Ok(())
@@ -325,6 +342,17 @@ fn kernels(
         artifact.map_err(LaunchError::from)?;
     }
     Ok(Kernels::load(device, compiler, &formats)?)
+}
+
+/// Bytes of the largest group of matrices of each layer in host memory.
+fn mapped_groups(
+    model: &ModelFile,
+    layers: &[Layer],
+    residency: &[Residency],
+) -> Result<Vec<u64>, BandError> {
+    let mapped = layers.iter().zip(residency).filter(|(_, home)| **home == Residency::HostMapped);
+    let bytes = |weight: &WeightRef| Need::Matrix(weight).stored_bytes(model);
+    mapped.map(|(layer, _)| largest_group(layer, bytes)).collect()
 }
 
 /// Formats of the band's matrices.

@@ -1,6 +1,7 @@
 //! How much memory a band needs beside its weights and states. The planner charges with it and the band allocates by it.
 
 use super::replay::captured_partitions;
+use super::streaming::{FEWEST_STREAMED, is_streamed};
 use crate::launch::{Attention, DeltaNetDims, Int8Rows, MAX_ALONE, RowMeta, SpanMeta};
 use spillway_model::program::{DeltaNetSpec, Layer, Program, Step};
 use spillway_protocol::plan::{KV_BLOCK_TOKENS, Limits};
@@ -100,6 +101,8 @@ pub struct Needs {
     widest: LayerNeeds,
     head: bool,
     limits: Limits,
+    /// Bytes of the largest group of matrices that is streamed, 0 for none.
+    streamed: usize,
 }
 
 /// Bytes of every allocation of a band's scratch.
@@ -116,6 +119,8 @@ pub(super) struct ScratchBytes {
     /// Rows that want logits, normed in place.
     pub gathered: usize,
     pub logits: usize,
+    /// Each of two places for weights that are streamed from host memory.
+    pub streamed: usize,
 }
 
 impl Needs {
@@ -131,7 +136,15 @@ impl Needs {
         if head {
             widest.widest_input = widest.widest_input.max(widths.d_model);
         }
-        Self { widths, widest, head, limits }
+        Self { widths, widest, head, limits, streamed: 0 }
+    }
+
+    /// With layers in host memory, given by the bytes of their [`largest_group`](super::largest_group) of matrices.
+    #[must_use]
+    pub fn with_mapped(self, groups: impl ExactSizeIterator<Item = u64>) -> Self {
+        let is_used = groups.len() >= FEWEST_STREAMED && is_streamed(self.limits.max_step_tokens);
+        let streamed = if is_used { groups.max().unwrap_or(0) } else { 0 };
+        Self { streamed: usize::try_from(streamed).unwrap_or(usize::MAX), ..self }
     }
 
     pub(super) fn scratch(&self) -> ScratchBytes {
@@ -151,16 +164,18 @@ impl Needs {
             facts: self.facts_bytes(),
             gathered: logit_rows * widths.d_model * float,
             logits: logit_rows * widths.vocab * float,
+            streamed: self.streamed,
         }
     }
 
     /// Bytes of device memory beside weights, KV cache and the states that the program counts.
     pub fn scratch_bytes(&self) -> u64 {
-        let ScratchBytes { buffers, hidden, int8, attention, delta_net, facts, gathered, logits } =
+        let ScratchBytes { buffers, hidden, int8, attention, delta_net, facts, gathered, logits, streamed } =
             self.scratch();
         let buffers: usize = buffers.iter().sum();
         let more_state = self.widest.more_state * self.limits.max_sequences;
-        (buffers + 2 * hidden + int8 + attention + delta_net + facts + gathered + logits + more_state) as u64
+        let per_step = buffers + 2 * hidden + int8 + attention + delta_net + facts + gathered + logits;
+        (per_step + more_state) as u64 + 2 * streamed as u64
     }
 
     /// Bytes of page-locked host memory.

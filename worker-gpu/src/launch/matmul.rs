@@ -65,6 +65,19 @@ impl Matrix {
         Ok(Self { layout, rows, data })
     }
 
+    /// The same matrix in another place, which holds a copy of it (or will).
+    ///
+    /// # Errors
+    /// [`LaunchError::Size`] when the place is too small.
+    pub fn moved_to(self, data: DeviceSlice) -> Result<Self, LaunchError> {
+        Self::new(self.layout, self.rows, data)
+    }
+
+    /// Where it lies.
+    pub fn memory(&self) -> DeviceSlice {
+        self.data
+    }
+
     /// Rows: outputs of a product.
     pub fn rows(&self) -> usize {
         self.rows

@@ -301,6 +301,13 @@ fn layers_beyond_the_budget_stay_in_host_memory_for_the_first_gpu() {
     assert_eq!(first.bytes.of_processor() + first.bytes.mapped, all.stages[0].bytes.of_processor());
     let two = by(budget("5", "0,1"));
     assert_eq!((counts(&two), mapped(&two)), (vec![4 + 3, 2], vec![4, 0]));
+    let scratch = |plan: &Plan| plan.stages[0].bytes.scratch;
+    assert_eq!(scratch(&one), scratch(&all), "three layers are read where they are");
+    assert_eq!(
+        scratch(&two) - scratch(&by(on("0,1"))),
+        2 * 4 * MIB,
+        "prompts take four by way of two places"
+    );
     let none = by(budget("0", "0"));
     assert_eq!((counts(&none), mapped(&none)), (vec![9], vec![9]));
 }
