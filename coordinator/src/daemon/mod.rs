@@ -117,6 +117,8 @@ async fn serve_all(
             Some(_) = reloads.join_next() => {}
             heard = signals.next(draining) => match heard {
                 Heard::Reload if draining => tracing::warn!("the daemon is ending; the model is not loaded again"),
+                // One that waits will find whatever has changed by then.
+                Heard::Reload if reloads.len() > 1 => {}
                 Heard::Reload => {
                     reloads.spawn(reload(service.clone()));
                 }

@@ -1,12 +1,13 @@
 //! The engine's thread: takes commands, sends steps, collects logits, delivers events, and notices the end of a worker.
 
 use super::bench::{self, BenchJob};
-use super::board::{Board, Waiting};
+use super::board::Board;
 use super::mailbox::{Command, Mailbox};
 use super::pipeline::{Collected, Expected, Pipeline};
 use super::recovery::Replaying;
 use super::relocate::Relocation;
 use super::request::RequestError;
+use super::sequence::Waiting;
 use super::shared::Shared;
 use super::supervisor::Supervisor;
 use crate::workers::WorkerError;

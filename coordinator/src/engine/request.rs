@@ -49,7 +49,8 @@ pub enum GenerateEvent {
         /// Prompt tokens that were already in the slot and are not computed again.
         cached_tokens: usize,
     },
-    /// A worker failed and is being replaced; the answer goes on afterwards where it was.
+    /// A worker failed and is being replaced; the answer goes on afterwards where it was. After the loss of a device a second
+    /// one, `device_replanned`, tells that the model has been placed anew.
     Recovering {
         /// Code of the failure.
         code: &'static str,

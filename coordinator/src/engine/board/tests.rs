@@ -2,10 +2,12 @@
 //! once, answers do not depend on what runs beside them or on what a slot held before, and all memory comes back.
 
 use super::*;
+use crate::engine::answer::Answer;
 use crate::engine::request::{Completion, GenerateEvent, GenerateRequest};
 use crate::engine::score;
 use crate::sampler::SamplingParams;
 use proptest::prelude::*;
+use spillway_protocol::frame::LogitRows;
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, channel};
 
