@@ -47,6 +47,7 @@ fn help_is_as_reviewed() {
         "bench",
         "daemon",
         "status",
+        "config",
         "completions",
     ] {
         let ran = run(&[command, "--help"]);

@@ -5,6 +5,7 @@ use super::failure::Failure;
 use super::interrupt::{Interrupts, Wake};
 use super::progress::ProgressView;
 use crate::cards::CardLocks;
+use crate::config::Config;
 use crate::devices::{THIS_PROGRAM, machine_for};
 use crate::engine::{Engine, EngineError, EngineOptions};
 use crate::open::{LoadedModel, TextNeed, open_model_with};
@@ -23,14 +24,20 @@ pub struct Prepared {
     pub plan: Plan,
     /// Whether other processes may use its devices.
     share: bool,
+    options: EngineOptions,
 }
 
 impl Prepared {
     /// Opens, validates and places a model.
-    pub fn new(args: &ModelArgs, text: TextNeed, placement: &PlacementRequest) -> Result<Self, Failure> {
+    pub fn new(
+        args: &ModelArgs,
+        text: TextNeed,
+        placement: &PlacementRequest,
+        config: &Config,
+    ) -> Result<Self, Failure> {
         let model = Arc::new(open_model_with(&args.model, text, &args.tokenizer.options())?);
         let plan = plan(model.summary(), &machine_for(placement, Path::new(THIS_PROGRAM))?, placement)?;
-        Ok(Prepared { model, plan, share: placement.allow_shared_device })
+        Ok(Prepared { model, plan, share: placement.allow_shared_device, options: config.engine_options() })
     }
 
     /// Starts the workers and shows how they load.
@@ -38,8 +45,7 @@ impl Prepared {
         for warning in &self.plan.warnings {
             tracing::warn!("{warning}");
         }
-        let options =
-            EngineOptions { cards: CardLocks::take(&self.plan, self.share)?, ..EngineOptions::from_env()? };
+        let options = EngineOptions { cards: CardLocks::take(&self.plan, self.share)?, ..self.options };
         let (sender, receiver) = interrupts.channel();
         let from_loader = sender.clone();
         std::thread::Builder::new().name("load".into()).spawn(move || {

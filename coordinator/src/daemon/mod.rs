@@ -13,6 +13,7 @@ mod outbox;
 mod service;
 mod socket;
 
+use crate::config::ConfigFile;
 use client::{Ending, serve};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use service::Service;
@@ -44,6 +45,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct DaemonOptions {
     /// Local socket, next to standard input and output.
     pub listen: Option<PathBuf>,
+    /// Settings, read again at every load.
+    pub config: ConfigFile,
 }
 
 /// Why the daemon could not serve.
@@ -80,15 +83,18 @@ pub enum DaemonEnd {
 pub fn run(options: &DaemonOptions) -> Result<DaemonEnd, DaemonError> {
     let socket = options.listen.as_deref().map(socket::listen).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let end = runtime.block_on(serve_all(socket));
+    let end = runtime.block_on(serve_all(socket, options.config.clone()));
     // A read of standard input may be stuck in the system; it must not keep the process.
     runtime.shutdown_background();
     end
 }
 
-async fn serve_all(socket: Option<(StdListener, SocketFile)>) -> Result<DaemonEnd, DaemonError> {
+async fn serve_all(
+    socket: Option<(StdListener, SocketFile)>,
+    config: ConfigFile,
+) -> Result<DaemonEnd, DaemonError> {
     let mut signals = Signals::new()?;
-    let service = Arc::new(Service::default());
+    let service = Arc::new(Service::new(config));
     let ending = watch::Sender::new(Ending::Serving);
     let mut clients = JoinSet::new();
     let stdout = io::stdout().as_fd().try_clone_to_owned()?;

@@ -5,13 +5,14 @@
 //! answered by a model that is going away. A load is validated in full before it takes the model.
 
 use crate::cards::{CardLocks, LockError};
+use crate::config::{Config, ConfigError, ConfigFile, Generation};
 use crate::devices::{THIS_PROGRAM, machine_for};
 use crate::engine::{Engine, EngineError, EngineOptions, StageStatus};
 use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
-use crate::planner::{Machine, PlacementRequest, Refusal, plan};
+use crate::planner::{Machine, Refusal, plan};
 use crate::workers::LoadProgress;
 use spillway_model::tokenizer::TokenizerOptions;
-use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, StageReport, StageSummary};
+use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, PlacementParams, StageReport, StageSummary};
 use spillway_protocol::plan::{Execution, Plan, Stage};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,8 +26,8 @@ pub struct Wanted {
     pub model: PathBuf,
     /// What the file leaves open about its tokenizer.
     pub tokenizer: TokenizerOptions,
-    /// Placement.
-    pub placement: PlacementRequest,
+    /// Placement, as far as the message tells it; settings tell the rest.
+    pub params: PlacementParams,
 }
 
 /// A model that can be asked.
@@ -36,6 +37,8 @@ pub struct Resident {
     pub load: u64,
     /// The engine that runs it.
     pub engine: Engine,
+    /// What requests get that leave it out.
+    pub generation: Generation,
     /// Its GPUs, so that it can be started again on them.
     cards: CardLocks,
 }
@@ -58,6 +61,8 @@ pub struct Service {
     turn: tokio::sync::Mutex<u64>,
     /// Requests accepted and not ended.
     requests: AtomicUsize,
+    /// Settings, read at every load.
+    config: ConfigFile,
 }
 
 /// Why a model was not loaded.
@@ -69,12 +74,12 @@ pub enum LoadError {
     /// The placement was refused; nothing has changed.
     #[error(transparent)]
     Plan(#[from] Refusal),
+    /// Settings cannot be used; nothing has changed.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// A device is in use by another process; nothing has changed.
     #[error(transparent)]
     Card(#[from] LockError),
-    /// An environment variable cannot be used; nothing has changed.
-    #[error(transparent)]
-    Options(EngineError),
     /// The workers could not be started, after the old model was dropped.
     #[error("{error}; {}", if *restored { "the model before it serves again" } else { "no model is loaded now" })]
     Engine {
@@ -95,7 +100,8 @@ impl LoadError {
             LoadError::Open(error) => error.code(),
             LoadError::Plan(error) => error.code(),
             LoadError::Card(error) => error.code(),
-            LoadError::Options(error) | LoadError::Engine { error, .. } => error.code(),
+            LoadError::Config(error) => error.code(),
+            LoadError::Engine { error, .. } => error.code(),
             LoadError::Panicked => "internal",
         }
     }
@@ -103,7 +109,7 @@ impl LoadError {
     /// The event that tells a client.
     pub fn event(&self, id: Option<String>) -> ErrorEvent {
         let class = match self {
-            LoadError::Open(_) | LoadError::Plan(_) | LoadError::Options(_) => Class::Validation,
+            LoadError::Open(_) | LoadError::Plan(_) | LoadError::Config(_) => Class::Validation,
             LoadError::Engine { .. } | LoadError::Card(_) => Class::Transient,
             LoadError::Panicked => Class::Internal,
         };
@@ -115,6 +121,11 @@ impl LoadError {
 pub type Held = OwnedRwLockReadGuard<Option<Resident>>;
 
 impl Service {
+    /// No model yet; loads follow the settings of `config`.
+    pub fn new(config: ConfigFile) -> Self {
+        Service { config, ..Service::default() }
+    }
+
     /// Holds the model; waits while it is being replaced.
     pub async fn hold(&self) -> Held {
         self.model.clone().read_owned().await
@@ -135,14 +146,13 @@ impl Service {
     ) -> Result<Resident, LoadError> {
         let mut loads = self.turn.lock().await;
         let given_back = self.resident_plan();
-        let (model, plan, cards) = blocking(move || validate(&wanted, given_back.as_ref())).await??;
-        let options = EngineOptions::from_env().map_err(LoadError::Options)?;
+        let config = self.config.clone();
+        let (start, options) = blocking(move || validate(wanted, given_back.as_ref(), &config)).await??;
         earlier.await;
         let mut slot = self.model.write().await;
         let before = slot.clone();
         self.drop_resident(&mut slot).await;
         self.show(Shown::Loading);
-        let start = Start { model: Arc::new(model), plan, cards };
         let error = match start.run(options.clone(), progress).await {
             Ok(started) => return Ok(self.install(&mut slot, &mut loads, started)),
             Err(error) => error,
@@ -167,10 +177,10 @@ impl Service {
         &self,
         slot: &mut Option<Resident>,
         loads: &mut u64,
-        (engine, cards): (Engine, CardLocks),
+        Started { engine, generation, cards }: Started,
     ) -> Resident {
         *loads += 1;
-        let resident = Resident { load: *loads, engine, cards };
+        let resident = Resident { load: *loads, engine, generation, cards };
         self.show(Shown::Model(resident.clone()));
         *slot = Some(resident.clone());
         resident
@@ -263,41 +273,57 @@ impl Service {
 struct Start {
     model: Arc<LoadedModel>,
     plan: Plan,
+    generation: Generation,
+    cards: CardLocks,
+}
+
+/// A model that has been started.
+struct Started {
+    engine: Engine,
+    generation: Generation,
     cards: CardLocks,
 }
 
 impl Start {
     /// The same again, for a model whose workers have ended.
     fn again(resident: &Resident) -> Self {
-        let Resident { engine, cards, .. } = resident;
-        Self { model: engine.model().clone(), plan: engine.plan().clone(), cards: cards.clone() }
+        let Resident { engine, generation, cards, .. } = resident.clone();
+        Self { model: engine.model().clone(), plan: engine.plan().clone(), generation, cards }
     }
 
     async fn run(
         self,
         options: EngineOptions,
         progress: impl FnMut(LoadProgress) + Send + 'static,
-    ) -> Result<(Engine, CardLocks), LoadError> {
-        let Self { model, plan, cards } = self;
+    ) -> Result<Started, LoadError> {
+        let Self { model, plan, generation, cards } = self;
         let options = EngineOptions { cards: cards.clone(), ..options };
         let engine = blocking(move || Engine::start(model, plan, options, progress)).await?;
-        Ok((engine.map_err(|error| LoadError::Engine { error, restored: false })?, cards))
+        let engine = engine.map_err(|error| LoadError::Engine { error, restored: false })?;
+        Ok(Started { engine, generation, cards })
     }
 }
 
 /// Everything that can be refused, with no side effect but the locks on devices, which go with the result.
-fn validate(wanted: &Wanted, given_back: Option<&Plan>) -> Result<(LoadedModel, Plan, CardLocks), LoadError> {
+fn validate(
+    wanted: Wanted,
+    given_back: Option<&Plan>,
+    config: &ConfigFile,
+) -> Result<(Start, EngineOptions), LoadError> {
+    let config = Config::load(config)?;
     let model = open_model_with(&wanted.model, TextNeed::Required, &wanted.tokenizer)?;
-    let mut machine = machine_for(&wanted.placement, Path::new(THIS_PROGRAM))?;
+    let placement = config.placement(wanted.params);
+    let mut machine = machine_for(&placement, Path::new(THIS_PROGRAM))?;
     if let Some(resident) = given_back {
         machine.give_back(resident);
     }
-    let plan = plan(model.summary(), &machine, &wanted.placement)?;
+    let plan = plan(model.summary(), &machine, &placement)?;
     for warning in &plan.warnings {
         tracing::warn!("{warning}");
     }
-    let cards = CardLocks::take(&plan, wanted.placement.allow_shared_device)?;
-    Ok((model, plan, cards))
+    let cards = CardLocks::take(&plan, placement.allow_shared_device)?;
+    let start = Start { model: Arc::new(model), plan, generation: config.generation(), cards };
+    Ok((start, config.engine_options()))
 }
 
 /// Runs `work` on a thread where it may take its time.

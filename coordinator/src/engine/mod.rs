@@ -34,6 +34,7 @@ pub use request::{
     ScoreRequest, Timings,
 };
 pub use shared::{EngineStatus, StageStatus};
+pub(crate) use supervisor::DEFAULT_LIMIT as DEFAULT_RESTART_LIMIT;
 
 use crate::cards::CardLocks;
 use crate::open::LoadedModel;
@@ -64,22 +65,6 @@ pub struct EngineOptions {
     pub restart_limit: Option<usize>,
     /// Locks on the plan's cards, held until the workers have ended.
     pub cards: CardLocks,
-}
-
-/// Environment variable with [`EngineOptions::restart_limit`].
-const RESTART_LIMIT: &str = "SPILLWAY_RESTART_LIMIT";
-
-impl EngineOptions {
-    /// What the environment says, the rest left out.
-    ///
-    /// # Errors
-    /// A variable that is no number.
-    pub fn from_env() -> Result<EngineOptions, EngineError> {
-        let Some(value) = std::env::var_os(RESTART_LIMIT) else { return Ok(EngineOptions::default()) };
-        let limit = value.to_str().and_then(|text| text.parse().ok());
-        let restart_limit = Some(limit.ok_or(EngineError::Option { name: RESTART_LIMIT, found: value })?);
-        Ok(EngineOptions { restart_limit, ..EngineOptions::default() })
-    }
 }
 
 /// A handle to a running engine; clones share it. The engine ends with [`Engine::shutdown`] or when the last handle is
