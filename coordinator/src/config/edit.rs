@@ -66,7 +66,7 @@ pub(super) fn without(path: &Path, text: &str, key: &str) -> Result<Option<Strin
 fn check(setting: &Setting, typed: &str) -> Result<Value, ConfigError> {
     let refused = |complaint| ConfigError::value(Place::CommandLine, setting, typed, complaint);
     let value = setting.kind.read_text(typed).map_err(refused)?;
-    setting.kind.read_item(&Item::Value(setting.kind.to_toml(&value))).map_err(refused)?;
+    setting.kind.read_item(&Item::Value(setting.kind.in_toml(&value))).map_err(refused)?;
     if setting.kind.is_unknown_word(&value) { Err(refused(Complaint::Unreadable)) } else { Ok(value) }
 }
 
@@ -78,12 +78,12 @@ pub(super) fn with(path: &Path, text: &str, setting: &Setting, value: &Value) ->
     let table = section.map(|item| lines.section(&document, setting.section(), item)).transpose()?;
     let old = table.and_then(|table| table.get(setting.leaf()));
     if let Some(span) = old.and_then(Item::as_value).and_then(toml_edit::Value::span) {
-        return Ok(format!("{}{}{}", &text[..span.start], setting.kind.to_toml(value), &text[span.end..]));
+        return Ok(format!("{}{}{}", &text[..span.start], setting.kind.in_toml(value), &text[span.end..]));
     }
     let mut document = document.into_mut();
     let section = document.entry(setting.section()).or_insert_with(|| Item::Table(Table::new()));
     if let Some(table) = section.as_table_like_mut() {
-        table.insert(setting.leaf(), Item::Value(setting.kind.to_toml(value)));
+        table.insert(setting.leaf(), Item::Value(setting.kind.in_toml(value)));
     }
     Ok(document.to_string())
 }

@@ -110,7 +110,7 @@ impl Kind {
     }
 
     /// A value as a file has it: a list of one whole number is that number.
-    pub fn to_toml(&self, value: &Value) -> toml_edit::Value {
+    pub fn in_toml(&self, value: &Value) -> toml_edit::Value {
         let whole =
             |text: &str| text.parse().ok().filter(|count: &i64| *count >= 0 && count.to_string() == text);
         match value {

@@ -48,7 +48,7 @@ fn defaults_are_values_that_their_settings_may_have() {
     for setting in SETTINGS {
         let Some(value) = setting.default.value() else { continue };
         assert_eq!(setting.kind.read_text(&value.to_string()), Ok(value.clone()), "{}", setting.key);
-        let item = toml_edit::Item::Value(setting.kind.to_toml(&value));
+        let item = toml_edit::Item::Value(setting.kind.in_toml(&value));
         assert_eq!(setting.kind.read_item(&item), Ok(value), "{}", setting.key);
     }
     let words = |setting: &Setting| setting.default.words();
