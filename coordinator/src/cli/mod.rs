@@ -39,7 +39,7 @@ use std::process::ExitCode;
 /// Environment variable with the log filter; the log goes to standard error.
 const LOG_ENV: &str = "SPILLWAY_LOG";
 
-/// Runs the command line `argv`, program name first.
+/// Runs the command line `argv`, program name first. To be called once, by a `main` that has started no thread.
 pub fn run(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     let argv: Vec<OsString> = argv.into_iter().collect();
     shm::prefer_errors_to_signals();
@@ -107,7 +107,7 @@ fn start(cli: Cli) -> Result<(), Failure> {
 /// Settings of the whole program become variables, which its other parts and its workers read.
 fn export(config: &Config) {
     for (name, value) in config.variables() {
-        // SAFETY: `run` is the whole program, and nothing before this has started a thread that could read the environment.
+        // SAFETY: this is the only thread: `main` has started none before `run`, and `run` none before this.
         unsafe { std::env::set_var(name, value) };
     }
 }

@@ -26,59 +26,27 @@ impl Default for Generation {
 impl Config {
     /// The placement of a load: what is `given`, by flags or by parameters of a message, and settings for the rest.
     pub fn placement(&self, given: PlacementParams) -> PlacementRequest {
-        // A number beyond this machine's word stays too large for any limit.
-        let word = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-        let size = |given: Option<u64>, setting| {
-            let number = given.or_else(|| match self.set(setting)?.value {
-                Value::Count(count) => Some(count),
-                _ => None,
-            });
-            number.map(word)
-        };
-        let text = |given: Option<String>, setting| {
-            given.or_else(|| self.set(setting).map(|found| found.value.to_string()))
-        };
-        // What is given also stands in for settings that say the same in another way.
-        let wish = DeviceWish::read(given.devices.as_deref());
-        let no_gpu = given.devices.is_some() && matches!(wish, Ok(DeviceWish::None));
-        let by_stage = given.pp_layers.is_some();
-        let by_count = given.pp.is_some() || given.cpu_workers.is_some();
-        let by_memory = given.split.is_some() || given.gpu_layer_budget.is_some();
-        let size_unless = |stood_in_for: bool, given: Option<u64>, setting| {
-            if stood_in_for { given.map(word) } else { size(given, setting) }
-        };
-        let text_unless = |stood_in_for: bool, given: Option<String>, setting| {
-            if stood_in_for { given } else { text(given, setting) }
-        };
-        let switch = |given: Option<bool>, setting| {
-            given.unwrap_or_else(|| self.value(setting) == Some(Value::Bool(true)))
-        };
+        let rest = Rest { config: self, stood_in_for: stood_in_for(&given) };
         PlacementRequest {
-            devices: text(given.devices, &table::DEVICES),
-            allow_shared_device: switch(given.allow_shared_device, &table::ALLOW_SHARED_DEVICE),
-            allow_mixed_arch: switch(given.allow_mixed_arch, &table::ALLOW_MIXED_ARCH),
-            vram_limit: text_unless(no_gpu, given.vram_limit, &table::VRAM_LIMIT),
-            uniform_vram_tolerance_gb: text(
-                given.uniform_vram_tolerance_gb,
-                &table::UNIFORM_VRAM_TOLERANCE_GB,
-            ),
-            cpu_workers: size_unless(by_stage, given.cpu_workers, &table::CPU_WORKERS),
-            pp: size_unless(by_stage, given.pp, &table::PP),
-            pp_layers: text_unless(by_count || by_memory, given.pp_layers, &table::PP_LAYERS),
-            split: text_unless(no_gpu || by_stage, given.split, &table::SPLIT),
-            gpu_layer_budget: text_unless(
-                no_gpu || by_stage,
-                given.gpu_layer_budget,
-                &table::GPU_LAYER_BUDGET,
-            ),
-            offload_exec: text_unless(no_gpu, given.offload_exec, &table::OFFLOAD_EXEC),
-            max_seq: size(given.max_seq, &table::MAX_SEQ),
-            threads: size(given.threads, &table::THREADS),
-            parallel: size(given.parallel, &table::PARALLEL),
-            kv_type: text(given.kv_type, &table::KV_TYPE),
-            activations: text(given.activations, &table::ACTIVATIONS),
-            chunk: size(given.chunk, &table::CHUNK),
-            peer_copies: text(given.peer_copies, &table::PEER_COPIES),
+            devices: rest.text(given.devices, &table::DEVICES),
+            allow_shared_device: rest.switch(given.allow_shared_device, &table::ALLOW_SHARED_DEVICE),
+            allow_mixed_arch: rest.switch(given.allow_mixed_arch, &table::ALLOW_MIXED_ARCH),
+            vram_limit: rest.text(given.vram_limit, &table::VRAM_LIMIT),
+            uniform_vram_tolerance_gb: rest
+                .text(given.uniform_vram_tolerance_gb, &table::UNIFORM_VRAM_TOLERANCE_GB),
+            cpu_workers: rest.size(given.cpu_workers, &table::CPU_WORKERS),
+            pp: rest.size(given.pp, &table::PP),
+            pp_layers: rest.text(given.pp_layers, &table::PP_LAYERS),
+            split: rest.text(given.split, &table::SPLIT),
+            gpu_layer_budget: rest.text(given.gpu_layer_budget, &table::GPU_LAYER_BUDGET),
+            offload_exec: rest.text(given.offload_exec, &table::OFFLOAD_EXEC),
+            max_seq: rest.size(given.max_seq, &table::MAX_SEQ),
+            threads: rest.size(given.threads, &table::THREADS),
+            parallel: rest.size(given.parallel, &table::PARALLEL),
+            kv_type: rest.text(given.kv_type, &table::KV_TYPE),
+            activations: rest.text(given.activations, &table::ACTIVATIONS),
+            chunk: rest.size(given.chunk, &table::CHUNK),
+            peer_copies: rest.text(given.peer_copies, &table::PEER_COPIES),
         }
     }
 
@@ -129,6 +97,53 @@ impl Config {
             (!kept).then(|| (setting.variable(), found.value.to_variable()))
         };
         of_program.filter_map(variable).collect()
+    }
+}
+
+/// Settings that `given` stands in for, since it says the same in another way.
+fn stood_in_for(given: &PlacementParams) -> Vec<&'static Setting> {
+    let wish = given.devices.as_deref().map(|devices| DeviceWish::read(Some(devices)));
+    let no_gpu = matches!(wish, Some(Ok(DeviceWish::None)));
+    let by_count = given.pp.is_some() || given.cpu_workers.is_some();
+    let by_memory = given.split.is_some() || given.gpu_layer_budget.is_some();
+    let rows: [(bool, &[&'static Setting]); 3] = [
+        (no_gpu, &[&table::VRAM_LIMIT, &table::SPLIT, &table::GPU_LAYER_BUDGET, &table::OFFLOAD_EXEC]),
+        (
+            given.pp_layers.is_some(),
+            &[&table::SPLIT, &table::GPU_LAYER_BUDGET, &table::PP, &table::CPU_WORKERS],
+        ),
+        (by_count || by_memory, &[&table::PP_LAYERS]),
+    ];
+    rows.iter().filter(|(holds, _)| *holds).flat_map(|(_, settings)| settings.iter().copied()).collect()
+}
+
+/// Settings for what is not given.
+struct Rest<'a> {
+    config: &'a Config,
+    stood_in_for: Vec<&'static Setting>,
+}
+
+impl Rest<'_> {
+    fn set(&self, setting: &Setting) -> Option<&Value> {
+        let silent = self.stood_in_for.iter().any(|other| other.key == setting.key);
+        if silent { None } else { self.config.set(setting).map(|found| &found.value) }
+    }
+
+    /// A number beyond this machine's word stays too large for any limit.
+    fn size(&self, given: Option<u64>, setting: &Setting) -> Option<usize> {
+        let number = given.or_else(|| match self.set(setting)? {
+            Value::Count(count) => Some(*count),
+            _ => None,
+        });
+        number.map(|number| usize::try_from(number).unwrap_or(usize::MAX))
+    }
+
+    fn text(&self, given: Option<String>, setting: &Setting) -> Option<String> {
+        given.or_else(|| self.set(setting).map(Value::to_string))
+    }
+
+    fn switch(&self, given: Option<bool>, setting: &Setting) -> bool {
+        given.unwrap_or_else(|| self.set(setting) == Some(&Value::Bool(true)))
     }
 }
 
