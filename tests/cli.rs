@@ -48,6 +48,7 @@ fn help_is_as_reviewed() {
         "daemon",
         "status",
         "top",
+        "config",
         "completions",
     ] {
         let ran = run(&[command, "--help"]);

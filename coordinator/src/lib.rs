@@ -5,8 +5,8 @@
 
 pub mod cards;
 pub mod cli;
+pub mod config;
 pub mod daemon;
-mod defaults;
 pub mod devices;
 pub mod engine;
 pub mod open;

@@ -8,6 +8,7 @@ use super::failure::Failure;
 use super::interrupt::Interrupts;
 use super::output;
 use super::session::Prepared;
+use crate::config::Config;
 use crate::engine::{BenchRequest, Engine, RequestError};
 use crate::open::TextNeed;
 use crate::planner::PlacementRequest;
@@ -28,13 +29,13 @@ struct Case {
 }
 
 /// Measures and prints.
-pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
+pub fn bench(args: &BenchArgs, config: &Config) -> Result<(), Failure> {
     let cases = cases(args);
     let Some(longest) = cases.iter().map(|case| case.depth + case.tokens).max() else {
         return Err(Failure::Usage("there is nothing to measure; give -p or -n a number above 0".to_owned()));
     };
     let interrupts = Interrupts::install()?;
-    let prepared = Prepared::new(&args.model, TextNeed::Ignored, &placement(args, longest))?;
+    let prepared = Prepared::new(&args.model, TextNeed::Ignored, &placement(args, longest, config), config)?;
     let plan = prepared.plan.clone();
     let bandwidth = read_bandwidth(&plan);
     let session = prepared.start(&interrupts, &args.progress)?;
@@ -74,8 +75,8 @@ fn cases(args: &BenchArgs) -> Vec<Case> {
 }
 
 /// One sequence, with room for the longest test unless the user chose otherwise.
-fn placement(args: &BenchArgs, longest: usize) -> PlacementRequest {
-    let asked = args.placement.to_single_request();
+fn placement(args: &BenchArgs, longest: usize, config: &Config) -> PlacementRequest {
+    let asked = args.placement.to_single_request(config);
     // Decoding at depth 0 needs a token to start from.
     let room = (longest + 1).max(WARM_UP.prompt + WARM_UP.generate);
     PlacementRequest { max_seq: asked.max_seq.or(Some(room)), ..asked }

@@ -1,6 +1,7 @@
 //! Why a command ended early, as a sentence, a stable code and an exit code.
 
 use crate::cards::LockError;
+use crate::config::ConfigError;
 use crate::daemon::DaemonError;
 use crate::engine::{EngineError, ErrorClass, RequestError};
 use crate::open::OpenError;
@@ -34,6 +35,9 @@ pub enum Failure {
         /// Why.
         reason: String,
     },
+    /// Settings cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// A device is in use by another process.
     #[error(transparent)]
     Card(#[from] LockError),
@@ -97,6 +101,7 @@ impl Failure {
             Failure::Open(error) => error.code(),
             Failure::Plan(error) => error.code(),
             Failure::PlanFile { .. } => "plan_file",
+            Failure::Config(error) => error.code(),
             Failure::Card(error) => error.code(),
             Failure::Kernels(error) => error.code(),
             Failure::Prompt(error) => error.code(),
@@ -119,11 +124,13 @@ impl Failure {
         match self {
             Failure::ReaderGone => 0,
             Failure::Input(_) | Failure::Output(_) | Failure::Daemon(_) | Failure::NoDaemon { .. } => 1,
+            Failure::Config(ConfigError::Unwritable { .. }) => 1,
             Failure::Usage(_) | Failure::Kernels(CompileError::UnknownArch(_)) => 2,
             Failure::Kernels(_) => 4,
             Failure::Open(_)
             | Failure::Plan(_)
             | Failure::PlanFile { .. }
+            | Failure::Config(_)
             | Failure::Card(_)
             | Failure::Prompt(_)
             | Failure::BadInput(_)
@@ -133,7 +140,6 @@ impl Failure {
                 ErrorClass::Validation | ErrorClass::ContextLength | ErrorClass::Unsupported => 3,
                 ErrorClass::Transient | ErrorClass::Internal => 4,
             },
-            Failure::Engine(EngineError::Option { .. }) => 3,
             Failure::Engine(_) => 4,
             Failure::Interrupted => 130,
         }

@@ -5,6 +5,7 @@ use super::failure::Failure;
 use super::interrupt::Interrupts;
 use super::output;
 use super::session::Prepared;
+use crate::config::Config;
 use crate::engine::ScoreRequest;
 use crate::open::TextNeed;
 use crate::planner::PlacementRequest;
@@ -26,9 +27,9 @@ struct Row {
 }
 
 /// Prints a row per position.
-pub fn logits(args: &LogitsArgs) -> Result<(), Failure> {
+pub fn logits(args: &LogitsArgs, config: &Config) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
-    let prepared = Prepared::new(&args.model, TextNeed::Ignored, &placement(args))?;
+    let prepared = Prepared::new(&args.model, TextNeed::Ignored, &placement(args, config), config)?;
     let request = ScoreRequest { ids: args.ids.clone(), chunk: None };
     // What will be refused is refused before anything is loaded.
     request.check(&prepared.plan)?;
@@ -51,8 +52,8 @@ pub fn logits(args: &LogitsArgs) -> Result<(), Failure> {
 }
 
 /// One sequence, just as long as the ids unless the user chose otherwise.
-fn placement(args: &LogitsArgs) -> PlacementRequest {
-    let asked = args.placement.to_single_request();
+fn placement(args: &LogitsArgs, config: &Config) -> PlacementRequest {
+    let asked = args.placement.to_single_request(config);
     PlacementRequest { max_seq: asked.max_seq.or(Some(args.ids.len())), ..asked }
 }
 

@@ -3,6 +3,7 @@
 use super::args::PlanArgs;
 use super::failure::Failure;
 use super::output;
+use crate::config::Config;
 use crate::devices::{THIS_PROGRAM, machine_for, machine_with};
 use crate::open::{TextNeed, open_model_with};
 use crate::planner::{diff, differences, plan as make_plan, replay, table};
@@ -10,14 +11,14 @@ use spillway_protocol::plan::Plan;
 use std::path::Path;
 
 /// Prints the plan, or the differences of two.
-pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
+pub fn plan(args: &PlanArgs, config: &Config) -> Result<(), Failure> {
     if let Some([first, second]) = args.diff.as_deref() {
         let found = diff(&read(first)?, &read(second)?);
         return if args.json { output::json(&found) } else { output::text(&differences(&found)) };
     }
     let plan = match &args.load {
         Some(file) => load(args, &read(file)?)?,
-        None => make(args)?,
+        None => make(args, config)?,
     };
     if let Some(file) = &args.save {
         write(file, &plan)?;
@@ -25,10 +26,10 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     if args.json { output::json(&plan) } else { output::text(&table(&plan)) }
 }
 
-fn make(args: &PlanArgs) -> Result<Plan, Failure> {
+fn make(args: &PlanArgs, config: &Config) -> Result<Plan, Failure> {
     let path = args.model.as_deref().unwrap_or(Path::new(""));
     let model = open_model_with(path, TextNeed::Optional, &args.tokenizer.options())?;
-    let request = args.placement.to_request();
+    let request = args.placement.to_request(config);
     Ok(make_plan(model.summary(), &machine_for(&request, Path::new(THIS_PROGRAM))?, &request)?)
 }
 

@@ -5,6 +5,7 @@ use super::failure::Failure;
 use super::interrupt::{Interrupts, Wake};
 use super::progress::ProgressView;
 use crate::cards::CardLocks;
+use crate::config::Config;
 use crate::devices::{THIS_PROGRAM, machine_for};
 use crate::engine::{Engine, EngineError, EngineOptions};
 use crate::open::{LoadedModel, TextNeed, open_model_with};
@@ -24,14 +25,20 @@ pub struct Prepared {
     pub plan: Plan,
     /// What it was asked for with.
     placement: PlacementRequest,
+    options: EngineOptions,
 }
 
 impl Prepared {
     /// Opens, validates and places a model.
-    pub fn new(args: &ModelArgs, text: TextNeed, placement: &PlacementRequest) -> Result<Self, Failure> {
+    pub fn new(
+        args: &ModelArgs,
+        text: TextNeed,
+        placement: &PlacementRequest,
+        config: &Config,
+    ) -> Result<Self, Failure> {
         let model = Arc::new(open_model_with(&args.model, text, &args.tokenizer.options())?);
         let plan = plan(model.summary(), &machine_for(placement, Path::new(THIS_PROGRAM))?, placement)?;
-        Ok(Prepared { model, plan, placement: placement.clone() })
+        Ok(Prepared { model, plan, placement: placement.clone(), options: config.engine_options() })
     }
 
     /// Starts the workers and shows how they load.
@@ -41,7 +48,7 @@ impl Prepared {
         }
         let cards = CardLocks::take(&self.plan, self.placement.allow_shared_device)?;
         let replan = Arc::new(Replanner::new(self.model.clone(), self.placement));
-        let options = EngineOptions { cards, replan: Some(replan), ..EngineOptions::from_env()? };
+        let options = EngineOptions { cards, replan: Some(replan), ..self.options };
         let (sender, receiver) = interrupts.channel();
         let from_loader = sender.clone();
         std::thread::Builder::new().name("load".into()).spawn(move || {

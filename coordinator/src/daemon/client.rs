@@ -6,13 +6,10 @@ use super::line::LineReader;
 use super::order::{Barrier, Order};
 use super::outbox::{Outbox, outbox};
 use super::service::{LoadError, Resident, Service, Wanted, stages};
-use crate::defaults;
-use crate::planner::PlacementRequest;
 use crate::workers::{Link, LoadProgress};
 use spillway_model::tokenizer::TokenizerOptions;
 use spillway_protocol::jsonl::{
-    Class, ErrorEvent, Event, Generate, LineError, Load, Loaded, PlacementParams, Rejected, Request,
-    parse_line,
+    Class, ErrorEvent, Event, Generate, LineError, Load, Loaded, Rejected, Request, parse_line,
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -246,8 +243,7 @@ impl Client {
     async fn load(self: Arc<Self>, load: Load, mut barrier: Barrier) {
         let started = Instant::now();
         let Load { id, model, progress, assume_pre, params } = load;
-        let wanted =
-            Wanted { model, tokenizer: TokenizerOptions { assume_pre }, placement: placement(params) };
+        let wanted = Wanted { model, tokenizer: TokenizerOptions { assume_pre }, params };
         barrier.admitted().await;
         let report = self.load_reporter(id.clone(), progress);
         let result = self.service.load(wanted, barrier.earlier_ended(), report).await;
@@ -322,30 +318,5 @@ fn load_event(id: Option<String>, now: LoadProgress) -> Event {
         LoadProgress::Link(Link { from, path, reason }) => {
             Event::Link { id, from, to: from + 1, path: path.name(), reason }
         }
-    }
-}
-
-/// Placement as the planner takes it; a number beyond this machine's word stays too large for any limit.
-fn placement(params: PlacementParams) -> PlacementRequest {
-    let size = |n: Option<u64>| n.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
-    PlacementRequest {
-        devices: params.devices,
-        allow_shared_device: params.allow_shared_device.unwrap_or(false),
-        allow_mixed_arch: params.allow_mixed_arch.unwrap_or(false),
-        vram_limit: params.vram_limit,
-        uniform_vram_tolerance_gb: params.uniform_vram_tolerance_gb,
-        cpu_workers: size(params.cpu_workers),
-        pp: size(params.pp),
-        pp_layers: params.pp_layers,
-        split: params.split,
-        gpu_layer_budget: params.gpu_layer_budget,
-        offload_exec: params.offload_exec,
-        max_seq: size(params.max_seq),
-        threads: size(params.threads),
-        parallel: size(params.parallel),
-        kv_type: params.kv_type,
-        activations: params.activations,
-        chunk: size(params.chunk),
-        peer_copies: params.peer_copies.or_else(defaults::peer_copies),
     }
 }

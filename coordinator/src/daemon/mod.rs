@@ -13,6 +13,7 @@ mod outbox;
 mod service;
 mod socket;
 
+use crate::config::ConfigFile;
 use client::{Ending, serve};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use service::Service;
@@ -43,6 +44,8 @@ pub struct DaemonOptions {
     pub listen: Option<PathBuf>,
     /// How long requests may run on after a termination signal.
     pub drain_limit: Duration,
+    /// Settings, read again at every load.
+    pub config: ConfigFile,
 }
 
 /// Why the daemon could not serve.
@@ -79,7 +82,7 @@ pub enum DaemonEnd {
 pub fn run(options: &DaemonOptions) -> Result<DaemonEnd, DaemonError> {
     let socket = options.listen.as_deref().map(socket::listen).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let end = runtime.block_on(serve_all(socket, options.drain_limit));
+    let end = runtime.block_on(serve_all(socket, options));
     // A read of standard input may be stuck in the system; it must not keep the process.
     runtime.shutdown_background();
     end
@@ -87,10 +90,10 @@ pub fn run(options: &DaemonOptions) -> Result<DaemonEnd, DaemonError> {
 
 async fn serve_all(
     socket: Option<(StdListener, SocketFile)>,
-    drain_limit: Duration,
+    options: &DaemonOptions,
 ) -> Result<DaemonEnd, DaemonError> {
-    let mut signals = Signals::new(drain_limit)?;
-    let service = Arc::new(Service::default());
+    let mut signals = Signals::new(options.drain_limit)?;
+    let service = Arc::new(Service::new(options.config.clone()));
     let ending = watch::Sender::new(Ending::Serving);
     let mut clients = JoinSet::new();
     let stdout = io::stdout().as_fd().try_clone_to_owned()?;

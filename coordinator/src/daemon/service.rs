@@ -5,14 +5,17 @@
 //! answered by a model that is going away. A load is validated in full before it takes the model.
 
 use crate::cards::{CardLocks, LockError};
+use crate::config::{Config, ConfigError, ConfigFile, Generation};
 use crate::devices::{THIS_PROGRAM, machine_for};
 use crate::engine::{Engine, EngineError, EngineOptions, Readiness, Recovery, Replan, StageStatus};
 use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
-use crate::planner::{Machine, PlacementRequest, Refusal, plan};
+use crate::planner::{Machine, Refusal, plan};
 use crate::replan::Replanner;
 use crate::workers::LoadProgress;
 use spillway_model::tokenizer::TokenizerOptions;
-use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, RecoveryReport, StageReport, StageSummary};
+use spillway_protocol::jsonl::{
+    Class, Diagnosis, ErrorEvent, PlacementParams, RecoveryReport, StageReport, StageSummary,
+};
 use spillway_protocol::plan::{Execution, Plan, Stage};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -26,8 +29,8 @@ pub struct Wanted {
     pub model: PathBuf,
     /// What the file leaves open about its tokenizer.
     pub tokenizer: TokenizerOptions,
-    /// Placement.
-    pub placement: PlacementRequest,
+    /// Placement, as far as the message tells it; settings tell the rest.
+    pub params: PlacementParams,
 }
 
 /// A model that can be asked.
@@ -37,6 +40,8 @@ pub struct Resident {
     pub load: u64,
     /// The engine that runs it.
     pub engine: Engine,
+    /// What requests get that leave it out.
+    pub generation: Generation,
     /// Finds it another placement, also when it is started again.
     replan: Arc<dyn Replan>,
 }
@@ -61,6 +66,8 @@ pub struct Service {
     requests: AtomicUsize,
     /// The daemon is ending.
     draining: AtomicBool,
+    /// Settings, read at every load.
+    config: ConfigFile,
 }
 
 /// What loads and unloads leave for the next one.
@@ -81,15 +88,15 @@ pub enum LoadError {
     /// The placement was refused; nothing has changed.
     #[error(transparent)]
     Plan(#[from] Refusal),
+    /// Settings cannot be used; nothing has changed.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// A device is in use by another process; nothing has changed.
     #[error(transparent)]
     Card(#[from] LockError),
     /// There is no model to load again.
     #[error("no model has been loaded, so there is none to load again; send a load message")]
     NothingLoaded,
-    /// An environment variable cannot be used; nothing has changed.
-    #[error(transparent)]
-    Options(EngineError),
     /// The workers could not be started, after the old model was dropped.
     #[error("{error}; {}", if *restored { "the model before it serves again" } else { "no model is loaded now" })]
     Engine {
@@ -111,7 +118,8 @@ impl LoadError {
             LoadError::Plan(error) => error.code(),
             LoadError::Card(error) => error.code(),
             LoadError::NothingLoaded => "no_model_loaded",
-            LoadError::Options(error) | LoadError::Engine { error, .. } => error.code(),
+            LoadError::Config(error) => error.code(),
+            LoadError::Engine { error, .. } => error.code(),
             LoadError::Panicked => "internal",
         }
     }
@@ -119,7 +127,7 @@ impl LoadError {
     /// The event that tells a client.
     pub fn event(&self, id: Option<String>) -> ErrorEvent {
         let class = match self {
-            LoadError::Open(_) | LoadError::Plan(_) | LoadError::NothingLoaded | LoadError::Options(_) => {
+            LoadError::Open(_) | LoadError::Plan(_) | LoadError::NothingLoaded | LoadError::Config(_) => {
                 Class::Validation
             }
             LoadError::Engine { .. } | LoadError::Card(_) => Class::Transient,
@@ -133,6 +141,11 @@ impl LoadError {
 pub type Held = OwnedRwLockReadGuard<Option<Resident>>;
 
 impl Service {
+    /// No model yet; loads follow the settings of `config`.
+    pub fn new(config: ConfigFile) -> Self {
+        Service { config, ..Service::default() }
+    }
+
     /// Holds the model; waits while it is being replaced.
     pub async fn hold(&self) -> Held {
         self.model.clone().read_owned().await
@@ -175,17 +188,13 @@ impl Service {
         progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Resident, LoadError> {
         let given_back = self.resident_plan();
-        let asked = wanted.clone();
-        let (model, plan, cards) = blocking(move || validate(&asked, given_back.as_ref())).await??;
-        let options = EngineOptions::from_env().map_err(LoadError::Options)?;
+        let (asked, config) = (wanted.clone(), self.config.clone());
+        let (start, options) = blocking(move || validate(asked, given_back.as_ref(), &config)).await??;
         earlier.await;
         let mut slot = self.model.write().await;
         let before = slot.clone();
         self.drop_resident(&mut slot).await;
         self.show(Shown::Loading);
-        let model = Arc::new(model);
-        let replan: Arc<dyn Replan> = Arc::new(Replanner::new(model.clone(), wanted.placement.clone()));
-        let start = Start { model, plan, cards, replan };
         let error = match start.run(options.clone(), progress).await {
             Ok(started) => {
                 turn.wanted = Some(wanted);
@@ -213,10 +222,10 @@ impl Service {
         &self,
         slot: &mut Option<Resident>,
         turn: &mut Turn,
-        (engine, replan): (Engine, Arc<dyn Replan>),
+        Started { engine, generation, replan }: Started,
     ) -> Resident {
         turn.loads += 1;
-        let resident = Resident { load: turn.loads, engine, replan };
+        let resident = Resident { load: turn.loads, engine, generation, replan };
         self.show(Shown::Model(resident.clone()));
         *slot = Some(resident.clone());
         resident
@@ -326,42 +335,65 @@ impl Service {
 struct Start {
     model: Arc<LoadedModel>,
     plan: Plan,
+    generation: Generation,
     cards: CardLocks,
+    replan: Arc<dyn Replan>,
+}
+
+/// A model that has been started.
+struct Started {
+    engine: Engine,
+    generation: Generation,
     replan: Arc<dyn Replan>,
 }
 
 impl Start {
     /// The same again, for a model whose workers have ended.
-    fn again(Resident { engine, replan, .. }: &Resident) -> Self {
-        let plan = Plan::clone(&engine.plan());
-        Self { model: engine.model().clone(), plan, cards: engine.cards(), replan: replan.clone() }
+    fn again(Resident { engine, generation, replan, .. }: &Resident) -> Self {
+        Self {
+            model: engine.model().clone(),
+            plan: Plan::clone(&engine.plan()),
+            generation: generation.clone(),
+            cards: engine.cards(),
+            replan: replan.clone(),
+        }
     }
 
     async fn run(
         self,
         options: EngineOptions,
         progress: impl FnMut(LoadProgress) + Send + 'static,
-    ) -> Result<(Engine, Arc<dyn Replan>), LoadError> {
-        let Self { model, plan, cards, replan } = self;
+    ) -> Result<Started, LoadError> {
+        let Self { model, plan, generation, cards, replan } = self;
         let options = EngineOptions { cards, replan: Some(replan.clone()), ..options };
         let engine = blocking(move || Engine::start(model, plan, options, progress)).await?;
-        Ok((engine.map_err(|error| LoadError::Engine { error, restored: false })?, replan))
+        let engine = engine.map_err(|error| LoadError::Engine { error, restored: false })?;
+        Ok(Started { engine, generation, replan })
     }
 }
 
 /// Everything that can be refused, with no side effect but the locks on devices, which go with the result.
-fn validate(wanted: &Wanted, given_back: Option<&Plan>) -> Result<(LoadedModel, Plan, CardLocks), LoadError> {
+fn validate(
+    wanted: Wanted,
+    given_back: Option<&Plan>,
+    config: &ConfigFile,
+) -> Result<(Start, EngineOptions), LoadError> {
+    let config = Config::load(config)?;
     let model = open_model_with(&wanted.model, TextNeed::Required, &wanted.tokenizer)?;
-    let mut machine = machine_for(&wanted.placement, Path::new(THIS_PROGRAM))?;
+    let placement = config.placement(wanted.params);
+    let mut machine = machine_for(&placement, Path::new(THIS_PROGRAM))?;
     if let Some(resident) = given_back {
         machine.give_back(resident);
     }
-    let plan = plan(model.summary(), &machine, &wanted.placement)?;
+    let plan = plan(model.summary(), &machine, &placement)?;
     for warning in &plan.warnings {
         tracing::warn!("{warning}");
     }
-    let cards = CardLocks::take(&plan, wanted.placement.allow_shared_device)?;
-    Ok((model, plan, cards))
+    let cards = CardLocks::take(&plan, placement.allow_shared_device)?;
+    let model = Arc::new(model);
+    let replan = Arc::new(Replanner::new(model.clone(), placement));
+    let start = Start { model, plan, generation: config.generation(), cards, replan };
+    Ok((start, config.engine_options()))
 }
 
 /// Runs `work` on a thread where it may take its time.

@@ -41,6 +41,7 @@ pub use request::{
     ScoreRequest, Timings,
 };
 pub use shared::{EngineStatus, StageStatus};
+pub(crate) use supervisor::DEFAULT_LIMIT as DEFAULT_RESTART_LIMIT;
 
 use crate::cards::CardLocks;
 use crate::open::LoadedModel;
@@ -51,7 +52,6 @@ use mailbox::{Command, Mailbox};
 use sequence::{Output, Waiting};
 use shared::Shared;
 use spillway_protocol::plan::Plan;
-use std::ffi::OsString;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,31 +76,6 @@ pub struct EngineOptions {
     pub device_lost: DeviceLost,
     /// Who finds another placement then; without one every request fails.
     pub replan: Option<Arc<dyn Replan>>,
-}
-
-/// Environment variable with [`EngineOptions::restart_limit`].
-const RESTART_LIMIT: &str = "SPILLWAY_RESTART_LIMIT";
-
-impl EngineOptions {
-    /// What the environment says, the rest left out.
-    ///
-    /// # Errors
-    /// A variable that cannot be used.
-    pub fn from_env() -> Result<EngineOptions, EngineError> {
-        Ok(EngineOptions {
-            restart_limit: restart_limit(std::env::var_os(RESTART_LIMIT))?,
-            device_lost: DeviceLost::from_env()?,
-            ..EngineOptions::default()
-        })
-    }
-}
-
-fn restart_limit(value: Option<OsString>) -> Result<Option<usize>, EngineError> {
-    let Some(found) = value else { return Ok(None) };
-    match found.to_str().and_then(|text| text.parse().ok()) {
-        Some(limit) => Ok(Some(limit)),
-        None => Err(EngineError::Option { name: RESTART_LIMIT, found, expected: "a whole number" }),
-    }
 }
 
 /// A handle to a running engine; clones share it. The engine ends with [`Engine::shutdown`] or when the last handle is

@@ -88,7 +88,7 @@ impl Driver {
             Verdict::Restart(_) if gone && self.relocation.replan.is_none() => {
                 Err(RequestError::device_lost(
                     &self.relocation.losses.words(),
-                    "the model is not to be placed anew (SPILLWAY_DEVICE_LOST)",
+                    "the model is not to be placed anew (supervision.device_lost)",
                 ))
             }
             Verdict::Restart(delay) if !error.is_final() => Ok(delay),

@@ -4,7 +4,6 @@
 //! The engine knows nothing of machines and devices: whoever started it gives it a [`Replan`].
 
 use super::driver::Driver;
-use super::error::EngineError;
 use super::pipeline::Pipeline;
 use super::recover::{Attempts, Meanwhile, Revived, Setback};
 use super::request::RequestError;
@@ -17,15 +16,11 @@ use spillway_model::gguf::FileStamp;
 use spillway_protocol::frame::FrameLimits;
 use spillway_protocol::plan::{Execution, GpuDevice, Plan};
 use std::collections::VecDeque;
-use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
-
-/// Environment variable with [`DeviceLost`].
-const DEVICE_LOST: &str = "SPILLWAY_DEVICE_LOST";
 
 /// What happens when a device does not come back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -35,28 +30,6 @@ pub enum DeviceLost {
     Replan,
     /// Every request fails.
     Fail,
-}
-
-impl DeviceLost {
-    /// What the environment says.
-    ///
-    /// # Errors
-    /// The variable holds another word.
-    pub(super) fn from_env() -> Result<DeviceLost, EngineError> {
-        Self::read(std::env::var_os(DEVICE_LOST))
-    }
-
-    fn read(value: Option<OsString>) -> Result<DeviceLost, EngineError> {
-        match value.as_ref().map(|value| value.to_str()) {
-            None | Some(Some("" | "replan")) => Ok(DeviceLost::Replan),
-            Some(Some("fail")) => Ok(DeviceLost::Fail),
-            Some(_) => Err(EngineError::Option {
-                name: DEVICE_LOST,
-                found: value.unwrap_or_default(),
-                expected: "`replan` or `fail`",
-            }),
-        }
-    }
 }
 
 /// A placement and the locks on its cards.
@@ -293,17 +266,5 @@ mod tests {
             losses.progressed();
             assert!(!losses.note(now + minute * 2 * WINDOW, &device(1)), "old losses are forgotten");
         }
-    }
-
-    #[test]
-    fn the_choice_is_one_of_two_words() {
-        let read = |text: &str| DeviceLost::read(Some(text.into()));
-        assert_eq!(DeviceLost::read(None).unwrap(), DeviceLost::Replan);
-        assert_eq!((read("replan").unwrap(), read("fail").unwrap()), (DeviceLost::Replan, DeviceLost::Fail));
-        let error = read("wait").unwrap_err();
-        assert!(
-            error.code() == "option_invalid" && error.to_string().contains("`replan` or `fail`"),
-            "{error}"
-        );
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Failures within [`WINDOW`] after which a pipeline is given up, unless the options say otherwise.
-pub(super) const DEFAULT_LIMIT: usize = 5;
+pub(crate) const DEFAULT_LIMIT: usize = 5;
 /// How long a failure counts.
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
 /// Wait before a start after which no step was completed; doubled with each further one.
