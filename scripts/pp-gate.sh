@@ -35,6 +35,9 @@ case $stages in '' | *[!0-9]* | 0 | 1) die "--pp must be a number from 2 on" ;; 
 skip() { say "skipped: $*"; exit 0; }
 fail() { printf 'FAILED: %s\n' "$*" >&2; exit 1; }
 
+# Not the settings of whoever runs this.
+export SPILLWAY_CONFIG=/dev/null
+
 # --- the program -----------------------------------------------------------------------------------------------------
 spillway=${SPILLWAY_BIN:-}
 if [ -z "$spillway" ]; then

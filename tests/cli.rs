@@ -47,6 +47,8 @@ fn help_is_as_reviewed() {
         "bench",
         "daemon",
         "status",
+        "top",
+        "config",
         "completions",
     ] {
         let ran = run(&[command, "--help"]);

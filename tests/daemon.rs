@@ -317,12 +317,15 @@ fn diag_answers_at_any_time() {
         (&empty["model_loaded"], &empty["model_arch"], &empty["state"]),
         (&json!(false), &json!("none"), &json!("none"))
     );
+    assert_eq!(empty["ready"], false);
+    assert!(empty["reason"].as_str().unwrap().contains("load"), "{empty}");
     client.load(&long_model(&models), json!({"cpu_workers": 2}));
     client.send(endless("r"));
     until_running(client, "r");
     client.send(json!({"type": "diag", "id": "d"}));
     let busy = client.until(|event| event["type"] == "diag").pop().unwrap();
     assert_eq!((&busy["id"], &busy["state"], &busy["requests"]), (&json!("d"), &json!("ready"), &json!(1)));
+    assert_eq!((&busy["ready"], &busy["reason"]), (&json!(true), &json!(null)));
     assert_eq!(busy["stages"].as_array().unwrap().len(), 2);
     assert!(busy["host_available_mb"].as_u64().unwrap() > 0);
     client.send(json!({"type": "abort", "id": "r"}));

@@ -151,7 +151,7 @@ fn workers_that_do_not_start_are_an_error_and_leave_nothing() {
         (
             r"printf '\011\000\000\000\002\000\000\000\000\000\000\000\000' >&3; exec sleep 100",
             "worker_protocol",
-            "Starting",
+            "while spawning",
         ),
     ];
     for (script, code, words) in table {

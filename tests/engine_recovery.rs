@@ -15,6 +15,7 @@ use nix::sys::signal::Signal;
 use spillway::engine::{EngineOptions, GenerateEvent, GenerateRequest, ScoreRequest};
 use spillway::planner::PlacementRequest;
 use spillway::sampler::SamplingParams;
+use spillway::workers::Lifecycle;
 use spillway_model::testing::TinyModel;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -63,6 +64,12 @@ fn answers_do_not_show_that_a_worker_was_killed() {
             }
             let status = engine.status();
             assert_eq!((status.ready, status.restarts, status.failure), (true, stage as u64 + 1, None));
+            assert!(status.stages.iter().all(|stage| stage.lifecycle == Lifecycle::Ready));
+            let recovery = status.recovery.unwrap();
+            assert_eq!((recovery.epoch, recovery.code), (status.epoch, "worker_died"));
+            assert_eq!((recovery.stages, recovery.attempts), (vec![stage], 1));
+            assert!(recovery.detect_ms < 1000.0 && recovery.respawn_ms > 0.0 && recovery.load_ms > 0.0);
+            assert!(recovery.replay_ms > 0.0, "sequences were computed again");
         }
         drop(engine);
         assert_eq!(children(), NOBODY);
@@ -83,6 +90,8 @@ fn a_stopped_worker_is_found_and_replaced() {
         signal_worker(&engine, stage, Signal::SIGSTOP);
         assert_eq!(tokens(&running), undisturbed, "stage {stage}");
         assert_eq!(engine.status().restarts, stage as u64 + 1);
+        let detected = engine.status().recovery.unwrap().detect_ms;
+        assert!(detected >= 1000.0, "a pause of less than a second is no failure: {detected} ms");
     }
     drop(engine);
     assert_eq!(children(), NOBODY);
@@ -132,6 +141,22 @@ fn an_idle_worker_that_dies_is_replaced_before_anyone_asks() {
     signal_worker(&engine, 1, Signal::SIGKILL);
     eventually("the worker is replaced", || engine.status().restarts == 1);
     assert_eq!(answer(&engine, greedy(&prompt(1, 20), 20)).token_ids, before);
+}
+
+/// Nobody waits for an idle worker, so that nothing replaces it: whoever asks is told.
+#[test]
+fn an_engine_with_a_stopped_worker_is_not_ready() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("llama"));
+    let engine = start(&file.path, &placement(2));
+    assert!(engine.readiness().ready);
+    signal_worker(&engine, 1, Signal::SIGSTOP);
+    eventually("it is stopped", || engine.readiness().state == "stalled");
+    let readiness = engine.readiness();
+    assert!(!readiness.ready && readiness.reason.unwrap().contains("stage 1"));
+    signal_worker(&engine, 1, Signal::SIGCONT);
+    eventually("it goes on", || engine.readiness().ready);
+    assert_eq!(engine.status().restarts, 0);
 }
 
 #[test]
@@ -196,6 +221,9 @@ fn a_worker_that_keeps_dying_is_given_up() {
     eventually("the engine gives up", || engine.status().failure.is_some());
     let status = engine.status();
     assert!(!status.ready && status.recovering.is_none());
+    assert!(status.stages.iter().all(|stage| stage.lifecycle == Lifecycle::Failed));
+    let readiness = engine.readiness();
+    assert!(!readiness.ready && readiness.state == "failed" && readiness.reason == status.failure);
     assert_eq!(engine.submit(greedy(&[1], 1), Box::new(|_| {})).unwrap_err().code, "worker_died");
     drop(engine);
     assert_eq!(children(), NOBODY);

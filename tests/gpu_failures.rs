@@ -290,3 +290,136 @@ fn a_load_that_fails_brings_the_model_before_it_back() {
     assert_eq!(daemon.main.answer("after").0, before);
     daemon.finish();
 }
+
+/// A daemon on three emulated devices of `memory` bytes each, from which they can be taken away.
+struct Rig {
+    models: Models,
+    daemon: Daemon,
+}
+
+impl Rig {
+    fn new(memory: u64, params: Value, env: &[(&str, &str)]) -> Rig {
+        let models = Models::new();
+        std::fs::create_dir(models.path("gone")).unwrap();
+        // With ids, which every process sees, so that they are locked.
+        let devices = format!(
+            "emulated:devices=3,ids=1,memory={memory},gone={}",
+            models.path("gone").to_str().unwrap()
+        );
+        let mut daemon = command(&["daemon"]);
+        daemon.env("SPILLWAY_LOCK_DIR", models.path("locks")).envs(env.iter().copied());
+        let mut daemon = Daemon::spawn(daemon);
+        let mut all = json!({"devices": devices});
+        all.as_object_mut().unwrap().extend(params.as_object().unwrap().clone());
+        daemon.main.load(&models.tiny(), all);
+        Rig { models, daemon }
+    }
+
+    /// Takes devices away for good.
+    fn take_away(&self, devices: &[u32]) {
+        for device in devices {
+            std::fs::write(self.models.path("gone").join(device.to_string()), "").unwrap();
+        }
+    }
+
+    /// An answer during which devices are taken away: its last event, and the codes of the pauses before.
+    fn lose(&mut self, devices: &[u32]) -> (Value, Vec<Value>) {
+        self.daemon.main.send(support::ask("r", 400));
+        until_running(&mut self.daemon.main, "r");
+        self.take_away(devices);
+        let mut events = self.daemon.main.until(support::is_terminal);
+        let end = events.pop().unwrap();
+        events.retain(|event| event["type"] == "recovering");
+        (end, events)
+    }
+
+    /// Which devices are locked, by number.
+    fn locked(&self) -> Vec<bool> {
+        let mut locks: Vec<_> =
+            std::fs::read_dir(self.models.path("locks")).unwrap().map(|lock| lock.unwrap().path()).collect();
+        // A name is an id, which ends with the number.
+        locks.sort();
+        locks.iter().map(|lock| std::fs::File::open(lock).unwrap().try_lock_shared().is_err()).collect()
+    }
+
+    fn diag(&mut self) -> Value {
+        self.daemon.main.ask(json!({"type": "diag"}), "diag")
+    }
+}
+
+const AMPLE: u64 = 1 << 30;
+
+/// A device that does not come back: the answer goes on on the others, or on the CPU when there is none, and the client is told.
+#[test]
+fn an_answer_goes_on_on_the_devices_that_are_left() {
+    if !can_compile() {
+        return;
+    }
+    for (lost, left, target) in [(&[1][..], 2, "gpu"), (&[0, 1, 2][..], 1, "cpu")] {
+        let mut rig = Rig::new(AMPLE, json!({"pp": 3, "vram_limit": "1GiB,1GiB,1GiB"}), &[]);
+        assert_eq!(rig.locked(), [true; 3]);
+        let (end, pauses) = rig.lose(lost);
+        assert_eq!((&end["type"], &end["tokens"]), (&json!("done"), &json!(400)), "{end}");
+        let last = pauses.last().unwrap();
+        assert_eq!((&pauses[0]["code"], &last["code"]), (&json!("gpu_lost"), &json!("device_replanned")));
+        assert!(last["message"].as_str().unwrap().contains("may differ by rounding"), "{last}");
+        let diag = rig.diag();
+        assert_eq!((&diag["state"], &diag["ready"]), (&json!("ready"), &json!(true)), "{diag}");
+        let stages = diag["stages"].as_array().unwrap();
+        assert!(stages.len() == left && stages.iter().all(|stage| stage["target"] == target), "{diag}");
+        assert_eq!(rig.daemon.workers().len(), left, "no worker of the old placement is left");
+        let used: Vec<bool> = (0..3).map(|device| target == "gpu" && !lost.contains(&device)).collect();
+        assert_eq!(rig.locked(), used, "others may have what is not used any more");
+        assert!(diag["recovery"]["replan_ms"].as_f64().unwrap() > 0.0, "{diag}");
+        rig.daemon.main.send(support::ask("next", 5));
+        assert_eq!(rig.daemon.main.answer("next").1["type"], "done");
+        rig.daemon.finish();
+    }
+}
+
+/// What is left is too small: the request ends with the planner's arithmetic, and the model can be loaded again when the device is
+/// back.
+#[test]
+fn a_model_that_does_not_fit_what_is_left_ends_its_requests_with_the_arithmetic() {
+    if !can_compile() {
+        return;
+    }
+    let models = Models::new();
+    let model = models.tiny();
+    let fits = |devices: u32, memory: u64| {
+        let devices = format!("emulated:devices={devices},memory={memory}");
+        run(&["plan", "--json", "--devices", &devices, "-m", model.to_str().unwrap()]).code == Some(0)
+    };
+    // The least memory of each of three devices, to 4 KiB: two of that size are too few.
+    let (mut too_small, mut enough) = (0, AMPLE);
+    while enough - too_small > 4096 {
+        let middle = too_small + (enough - too_small) / 2;
+        if fits(3, middle) { enough = middle } else { too_small = middle }
+    }
+    assert!(!fits(2, enough), "the test is of no use");
+    let mut rig = Rig::new(enough, json!({}), &[]);
+    let (end, _) = rig.lose(&[1]);
+    assert_eq!((&end["type"], &end["code"]), (&json!("error"), &json!("gpu_lost")), "{end}");
+    let message = end["message"].as_str().unwrap();
+    assert!(message.contains("device 1") && message.contains("KiB"), "{message}");
+    let diag = rig.diag();
+    assert_eq!((&diag["state"], &diag["reason"]), (&json!("failed"), &end["message"]), "{diag}");
+    std::fs::remove_file(rig.models.path("gone").join("1")).unwrap();
+    rig.daemon.main.ask(json!({"type": "reload"}), "loaded");
+    rig.daemon.main.send(support::ask("next", 5));
+    assert_eq!(rig.daemon.main.answer("next").1["type"], "done");
+    rig.daemon.finish();
+}
+
+#[test]
+fn a_lost_device_ends_requests_at_once_where_the_user_wants_that() {
+    if !can_compile() {
+        return;
+    }
+    let mut rig = Rig::new(AMPLE, json!({}), &[("SPILLWAY_DEVICE_LOST", "fail")]);
+    let (end, _) = rig.lose(&[2]);
+    assert_eq!((&end["type"], &end["code"]), (&json!("error"), &json!("gpu_lost")), "{end}");
+    assert!(end["message"].as_str().unwrap().contains("device 2"), "{end}");
+    assert_eq!(rig.diag()["restarts"], 0);
+    rig.daemon.finish();
+}

@@ -106,6 +106,7 @@ fn logits_output(model: &Path, ids: &[u64], more: &[&str]) -> String {
         .args(["logits", "--json", "--ids", &join(ids), "-m"])
         .arg(model)
         .args(more)
+        .env("SPILLWAY_CONFIG", "/dev/null")
         .output()
         .unwrap();
     assert!(output.status.success(), "{}: {}", model.display(), String::from_utf8_lossy(&output.stderr));

@@ -65,7 +65,8 @@ fn survey(wish: &DeviceWish, exe: &Path, measure: bool) -> GpuSurvey {
         return GpuSurvey::default();
     }
     let mut command = Command::new(exe);
-    command.args(["devices", "--json"]);
+    // Settings have been read; what the search needs of them are variables.
+    command.args(["devices", "--json"]).env("SPILLWAY_CONFIG", "/dev/null");
     if let Some(provider) = wish.provider() {
         command.args(["--provider", provider]);
     }

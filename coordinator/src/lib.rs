@@ -5,14 +5,15 @@
 
 pub mod cards;
 pub mod cli;
+pub mod config;
 pub mod daemon;
-mod defaults;
 pub mod devices;
 pub mod engine;
 pub mod open;
 pub mod placement;
 pub mod planner;
 mod prompt;
+pub mod replan;
 pub mod sampler;
 mod speeds;
 pub mod workers;

@@ -2,7 +2,7 @@
 
 use crate::devices::{machine_for, machine_with};
 use crate::planner::{ModelSummary, PlacementRequest, Refusal, plan, replay};
-use spillway_protocol::plan::Plan;
+use spillway_protocol::plan::{Execution, KvType, Limits, Plan, Residency, Stage};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -67,9 +67,48 @@ impl Placement {
         }
     }
 
+    /// The options to place the model with anew when `plan`, which this placement is, cannot be kept.
+    pub fn request(&self, plan: &Plan) -> PlacementRequest {
+        match self {
+            Placement::New(request) => PlacementRequest::clone(request),
+            Placement::Saved(_) => request_of(plan),
+        }
+    }
+
     /// Whether other processes may use its devices, too.
     pub fn shares_devices(&self) -> bool {
         matches!(self, Placement::New(request) if request.allow_shared_device)
+    }
+}
+
+/// Options that ask for the devices, the spill and the sizes of a plan, and leave its cuts to the planner.
+fn request_of(plan: &Plan) -> PlacementRequest {
+    let on_gpu = |stage: &&Stage| matches!(stage.execution, Execution::Gpu { .. });
+    let gpus: Vec<&Stage> = plan.stages.iter().filter(on_gpu).collect();
+    let number = |stage: &&Stage| match &stage.execution {
+        Execution::Gpu { device } => Some(device.index.to_string()),
+        Execution::Cpu { .. } => None,
+    };
+    let numbers: Vec<String> = gpus.iter().filter_map(number).collect();
+    let of = |home: Residency| {
+        plan.stages.iter().flat_map(|stage| &stage.residency).filter(|it| **it == home).count()
+    };
+    let spills = !gpus.is_empty() && of(Residency::Device) < plan.model.layers;
+    let cpu_stages = plan.stages.len() - gpus.len();
+    let Limits { max_seq, max_sequences, max_step_tokens, kv_type, .. } = plan.limits;
+    PlacementRequest {
+        devices: (!numbers.is_empty()).then(|| numbers.join(",")),
+        allow_mixed_arch: true,
+        cpu_workers: (cpu_stages > 0).then_some(cpu_stages),
+        split: (numbers.len() > 1).then(|| "auto".to_owned()),
+        gpu_layer_budget: spills.then(|| of(Residency::Device).to_string()),
+        offload_exec: spills.then(|| if of(Residency::Host) > 0 { "cpu" } else { "pcie" }.to_owned()),
+        max_seq: Some(max_seq),
+        parallel: Some(max_sequences),
+        chunk: Some(max_step_tokens),
+        kv_type: Some(if kv_type == KvType::F32 { "f32" } else { "f16" }.to_owned()),
+        peer_copies: Some(if plan.peer_copies { "auto" } else { "off" }.to_owned()),
+        ..PlacementRequest::default()
     }
 }
 

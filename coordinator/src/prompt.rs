@@ -3,11 +3,7 @@
 use crate::open::LoadedModel;
 use serde_json::{Map, Value};
 use spillway_model::chat::{ChatRequest, ChatTemplate, TemplateError};
-use spillway_model::gguf::GgufError;
 use spillway_model::tokenizer::{EncodeOptions, Tokenizer};
-
-/// Metadata key of the chat template.
-const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
 /// A conversation to be answered.
 #[derive(Debug, Clone, Copy)]
@@ -28,9 +24,6 @@ pub enum PromptError {
     /// The model was opened without its tokenizer, or has none.
     #[error("the model has no tokenizer, so it cannot read text; send token ids")]
     NoTokenizer,
-    /// The file's template is not text.
-    #[error(transparent)]
-    Metadata(#[from] GgufError),
     /// The template cannot be used or declines the conversation.
     #[error(transparent)]
     Template(#[from] TemplateError),
@@ -41,7 +34,6 @@ impl PromptError {
     pub fn code(&self) -> &'static str {
         match self {
             PromptError::NoTokenizer => "no_tokenizer",
-            PromptError::Metadata(error) => error.code(),
             PromptError::Template(error) => error.code(),
         }
     }
@@ -55,8 +47,7 @@ pub fn tokenizer(model: &LoadedModel) -> Result<&Tokenizer, PromptError> {
 /// The prompt that asks for an answer to a conversation, through the model's chat template.
 pub fn chat(model: &LoadedModel, chat: &ChatPrompt<'_>) -> Result<Vec<u32>, PromptError> {
     let tokenizer = tokenizer(model)?;
-    let source = model.file().gguf().metadata().str(TEMPLATE_KEY)?;
-    let template = ChatTemplate::for_model(source, tokenizer)?;
+    let template = ChatTemplate::for_model(model.chat_template(), tokenizer)?;
     let messages = Value::from(chat.messages);
     let tools = chat.tools.map(Value::from);
     let request = ChatRequest {

@@ -15,7 +15,7 @@ mod foreign;
 mod request;
 
 pub use error::{Class, LineError, Rejected};
-pub use event::{Diagnosis, Done, ErrorEvent, Event, Loaded, StageReport, StageSummary};
+pub use event::{Diagnosis, Done, ErrorEvent, Event, Loaded, RecoveryReport, StageReport, StageSummary};
 pub use request::{Generate, Load, PlacementParams, Request, Source, parse_line};
 
 /// Longest line a client may send, in bytes, line feed not counted. A longer one is answered with `line_too_long` and

@@ -1,16 +1,15 @@
 //! Flags as data: every command, its options and their help. Nothing is decided here; ranges are checked where the
 //! values are used, so that the daemon refuses the same values in the same words.
 
-use crate::defaults;
-use crate::placement::Placement;
-use crate::planner::PlacementRequest;
-use crate::sampler::SamplingParams;
+mod tuning;
+
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use serde_json::{Map, Value, json};
 use spillway_model::tokenizer::TokenizerOptions;
 use std::path::PathBuf;
 use std::time::Duration;
+pub use tuning::{PlacementArgs, SamplingArgs, SavedPlanArgs};
 
 /// Exit codes, shown below the help of the program.
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 input or output failed, 2 wrong usage, 3 file, plan or request refused, \
@@ -20,6 +19,9 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 input or output failed, 2 wrong 
 #[derive(Debug, Parser)]
 #[command(name = "spillway", version, after_help = EXIT_CODES, arg_required_else_help = true)]
 pub struct Cli {
+    /// File with settings, which stand in for flags that are not given, instead of the user's
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Settings")]
+    pub config: Option<PathBuf>,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -48,11 +50,16 @@ pub enum Command {
     Daemon(DaemonArgs),
     /// Show what a daemon is doing: stages, processes, requests, restarts
     Status(StatusArgs),
+    /// Show it live: step times, shares and progress of every stage
+    Top(TopArgs),
     /// List the GPUs of this machine, or say what was looked for
     Devices(DevicesArgs),
     /// Compile kernels for GPUs ahead of time, list or remove compiled ones
     #[command(subcommand)]
     Kernels(KernelsCommand),
+    /// Show and change settings
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
 }
@@ -80,183 +87,6 @@ impl TokenizerArgs {
     pub fn options(&self) -> TokenizerOptions {
         TokenizerOptions { assume_pre: self.assume_pre.clone() }
     }
-}
-
-/// Which process runs which layers, and with how much memory.
-#[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Placement")]
-pub struct PlacementArgs {
-    /// GPUs in pipeline order by number, id, bus address or architecture; "all", a provider, or "none" [default: none]
-    #[arg(long, value_name = "LIST|all|none")]
-    pub devices: Option<String>,
-    /// Let several workers own one GPU, of this program and of others that allow it too
-    #[arg(long)]
-    pub allow_shared_device: bool,
-    /// Let GPUs of different architectures work together; a cut between them changes results by rounding
-    #[arg(long)]
-    pub allow_mixed_arch: bool,
-    /// Plan as if GPUs had less free memory: a size for each, or one for all, for example 8GiB,12GiB
-    #[arg(long, value_name = "SIZE,…")]
-    pub vram_limit: Option<String>,
-    /// Largest difference of free memory between GPUs with uniform bands, in GB [default: 2.0]
-    #[arg(long, value_name = "GB", allow_hyphen_values = true)]
-    pub uniform_vram_tolerance_gb: Option<String>,
-    /// CPU worker processes, one band of layers each; with GPUs, for the layers that spill [default: 1]
-    #[arg(long, value_name = "N")]
-    pub cpu_workers: Option<usize>,
-    /// Pipeline stages, on GPUs if there are any [default: one per worker]
-    #[arg(long, value_name = "N")]
-    pub pp: Option<usize>,
-    /// Layers of each stage, for example 12,18 [default: uniform]
-    #[arg(long, value_name = "A,B,…", allow_hyphen_values = true)]
-    pub pp_layers: Option<String>,
-    /// How GPUs share layers: equal numbers, by memory and speed, or by a budget for each, bytes:8GiB,12GiB [default: uniform]
-    #[arg(long, value_name = "uniform|auto|bytes:SIZE,…")]
-    pub split: Option<String>,
-    /// Layers in GPUs' memory, the last of the model; the others spill [default: all; auto: what is fastest, as measured]
-    #[arg(long, value_name = "N|auto", allow_hyphen_values = true)]
-    pub gpu_layer_budget: Option<String>,
-    /// Who computes spilled layers: the first GPU, which reads them over the bus, or the CPU [default: pcie; with a budget of auto whoever is faster]
-    #[arg(long, value_name = "pcie|cpu")]
-    pub offload_exec: Option<String>,
-    /// Longest sequence in tokens, prompt and answer [default: the model's context, at most 4096]
-    #[arg(long, value_name = "N")]
-    pub max_seq: Option<usize>,
-    /// Compute threads of each worker [default: all usable CPUs]
-    #[arg(long, value_name = "N")]
-    pub threads: Option<usize>,
-    /// Sequences that may run at once [default: 4 for plan and daemon, 1 for the other commands]
-    #[arg(long, value_name = "N")]
-    pub parallel: Option<usize>,
-    /// Element type of the KV cache: auto, f32 or f16 [default: auto = f32 for unquantised files, f16 otherwise]
-    #[arg(long, value_name = "TYPE")]
-    pub kv_type: Option<String>,
-    /// Inputs of quantised matrices: auto, int8 or int16 [default: auto = int16 for small models, int8 otherwise]
-    #[arg(long, value_name = "TYPE")]
-    pub activations: Option<String>,
-    /// Tokens of the largest step; long prompts are computed in chunks of this size [default: 512]
-    #[arg(long, value_name = "N")]
-    pub chunk: Option<usize>,
-    /// Let GPUs write into each other's memory where a test says that it works [default: auto, or SPILLWAY_PEER]
-    #[arg(long, value_name = "auto|off")]
-    pub peer_copies: Option<String>,
-}
-
-impl PlacementArgs {
-    /// The request as the planner takes it.
-    pub fn to_request(&self) -> PlacementRequest {
-        PlacementRequest {
-            devices: self.devices.clone(),
-            allow_shared_device: self.allow_shared_device,
-            allow_mixed_arch: self.allow_mixed_arch,
-            vram_limit: self.vram_limit.clone(),
-            uniform_vram_tolerance_gb: self.uniform_vram_tolerance_gb.clone(),
-            cpu_workers: self.cpu_workers,
-            pp: self.pp,
-            pp_layers: self.pp_layers.clone(),
-            split: self.split.clone(),
-            gpu_layer_budget: self.gpu_layer_budget.clone(),
-            offload_exec: self.offload_exec.clone(),
-            max_seq: self.max_seq,
-            threads: self.threads,
-            parallel: self.parallel,
-            kv_type: self.kv_type.clone(),
-            activations: self.activations.clone(),
-            chunk: self.chunk,
-            peer_copies: self.peer_copies.clone().or_else(defaults::peer_copies),
-        }
-    }
-
-    /// The request of a command that runs one sequence: memory for others would be wasted.
-    pub fn to_single_request(&self) -> PlacementRequest {
-        PlacementRequest { parallel: self.parallel.or(Some(1)), ..self.to_request() }
-    }
-}
-
-/// A placement that was made before.
-#[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Placement")]
-pub struct SavedPlanArgs {
-    /// Place as a saved plan says, if it still holds, instead of making one; `spillway plan --save` keeps one
-    #[arg(long = "plan", value_name = "PLAN", value_hint = ValueHint::FilePath, conflicts_with = "PlacementArgs")]
-    pub plan: Option<PathBuf>,
-}
-
-impl SavedPlanArgs {
-    /// The saved plan if there is one, else what is asked for.
-    pub fn or(&self, request: PlacementRequest) -> Placement {
-        self.plan.clone().map_or(Placement::New(Box::new(request)), Placement::Saved)
-    }
-}
-
-/// How tokens are chosen and when an answer ends.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Sampling")]
-pub struct SamplingArgs {
-    /// Most tokens to generate; 0 = none
-    #[arg(short = 'n', long, value_name = "N", default_value_t = defaults::MAX_TOKENS)]
-    pub max_tokens: usize,
-    /// Temperature; 0 = always the most probable token
-    #[arg(long, value_name = "T", default_value_t = defaults::TEMPERATURE, allow_negative_numbers = true)]
-    pub temp: f32,
-    /// Keep the K most probable tokens; 0 = all
-    #[arg(long, value_name = "K", default_value_t = 0)]
-    pub top_k: u32,
-    /// Keep the most probable tokens that together reach this probability; 1 = all
-    #[arg(long, value_name = "P", default_value_t = defaults::TOP_P, allow_negative_numbers = true)]
-    pub top_p: f32,
-    /// Keep tokens at least this times as probable as the best; 0 = all
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
-    pub min_p: f32,
-    /// Divide the logits of recent tokens by this; 1 = off
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
-    pub repeat_penalty: f32,
-    /// How many tokens are recent, for all penalties
-    #[arg(long, value_name = "N", default_value_t = defaults::REPEAT_WINDOW)]
-    pub repeat_window: usize,
-    /// Subtract this from the logits of recent tokens
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
-    pub presence_penalty: f32,
-    /// Subtract this once per occurrence of a recent token
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
-    pub frequency_penalty: f32,
-    /// Seed; the same seed gives the same text [default: drawn anew each time, shown with --json]
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
-    /// Add to the logit of a token, for example 13=-1.5 or 13=-inf (repeatable)
-    #[arg(long, value_name = "ID=VALUE", value_parser = parse_bias, allow_hyphen_values = true)]
-    pub logit_bias: Vec<(u32, f32)>,
-    /// End the answer before this text (repeatable)
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub stop: Vec<String>,
-    /// Do not end at the model's end-of-text token
-    #[arg(long)]
-    pub ignore_eos: bool,
-}
-
-impl SamplingArgs {
-    /// The parameters as the engine takes them; `seed` stands in when none was given.
-    pub fn to_params(&self, seed: u64) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temp,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repeat_penalty: self.repeat_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            repeat_window: self.repeat_window,
-            seed: self.seed.unwrap_or(seed),
-            logit_bias: self.logit_bias.clone(),
-        }
-    }
-}
-
-fn parse_bias(text: &str) -> Result<(u32, f32), String> {
-    let (id, value) = text.split_once('=').ok_or("expected ID=VALUE, for example 13=-1.5")?;
-    let id = id.parse().map_err(|_| format!("\"{id}\" is not a token id"))?;
-    let value = value.parse().map_err(|_| format!("\"{value}\" is not a number"))?;
-    Ok((id, value))
 }
 
 /// How the chat template is used.
@@ -483,6 +313,14 @@ pub struct DaemonArgs {
     /// Also serve clients on a local socket at this path
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub listen: Option<PathBuf>,
+    /// Seconds that requests may run on after SIGTERM before they are aborted
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_patience)]
+    pub drain_limit: Duration,
+}
+
+/// Seconds of patience: from none to a day.
+fn parse_patience(text: &str) -> Result<Duration, String> {
+    parse_seconds(text, Duration::ZERO).ok_or_else(|| "expected 0 to 86400 seconds".to_owned())
 }
 
 /// `status`.
@@ -499,13 +337,29 @@ pub struct StatusArgs {
     pub json: bool,
 }
 
+/// `top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Socket of the daemon, as given to its --listen
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub connect: PathBuf,
+    /// Seconds between two frames
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    pub interval: Duration,
+    /// End after so many frames instead of with Ctrl-C
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub frames: Option<u32>,
+}
+
 /// Seconds between two looks: from a tenth to a day.
 fn parse_interval(text: &str) -> Result<Duration, String> {
+    parse_seconds(text, Duration::from_millis(100)).ok_or_else(|| "expected 0.1 to 86400 seconds".to_owned())
+}
+
+/// Seconds from `least` to a day.
+fn parse_seconds(text: &str, least: Duration) -> Option<Duration> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let allowed = Duration::from_millis(100)..=Duration::from_secs(86_400);
-    seconds
-        .filter(|seconds| allowed.contains(seconds))
-        .ok_or_else(|| "expected 0.1 to 86400 seconds".to_owned())
+    seconds.filter(|seconds| (least..=Duration::from_secs(86_400)).contains(seconds))
 }
 
 /// What is measured.
@@ -564,6 +418,60 @@ pub struct KernelsListArgs {
     pub json: bool,
 }
 
+/// `config`.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// List all settings, their values, and who has set them
+    List(ConfigListArgs),
+    /// Print the value of a setting
+    Get(ConfigKeyArgs),
+    /// Write a setting into the file; everything else in it stays
+    Set(ConfigSetArgs),
+    /// Remove a setting from the file
+    Unset(ConfigUnsetArgs),
+    /// Show all about a setting: what it does and may be, who has set it, and what that overrides
+    Explain(ConfigKeyArgs),
+    /// Print the path of the file, which need not exist
+    Path,
+    /// Print a JSON schema of the file
+    Schema,
+}
+
+/// `config list`.
+#[derive(Debug, Args)]
+pub struct ConfigListArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `config get` and `config explain`.
+#[derive(Debug, Args)]
+pub struct ConfigKeyArgs {
+    /// The setting, for example memory.max_seq
+    pub key: String,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `config set`.
+#[derive(Debug, Args)]
+pub struct ConfigSetArgs {
+    /// The setting, for example memory.max_seq
+    pub key: String,
+    /// The value
+    #[arg(allow_hyphen_values = true)]
+    pub value: String,
+}
+
+/// `config unset`.
+#[derive(Debug, Args)]
+pub struct ConfigUnsetArgs {
+    /// The setting, or any other key of the file
+    pub key: String,
+}
+
 /// `completions`.
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
@@ -583,11 +491,13 @@ mod tests {
 
     #[test]
     fn every_flag_has_help() {
-        for command in Cli::command().get_subcommands() {
+        fn check(command: &clap::Command) {
             for flag in command.get_arguments() {
                 assert!(flag.get_help().is_some(), "{} {}", command.get_name(), flag.get_id());
             }
+            command.get_subcommands().for_each(check);
         }
+        check(&Cli::command());
     }
 
     #[test]
@@ -610,6 +520,6 @@ mod tests {
         assert_eq!(run.prompt.as_deref(), Some("- a list"));
         assert_eq!(run.sampling.stop, ["--"]);
         assert_eq!(run.sampling.logit_bias, [(13, f32::NEG_INFINITY)]);
-        assert_eq!(run.sampling.temp, -1.0);
+        assert_eq!(run.sampling.temp, Some(-1.0));
     }
 }

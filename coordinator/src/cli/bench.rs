@@ -8,6 +8,7 @@ use super::failure::Failure;
 use super::interrupt::Interrupts;
 use super::output;
 use super::session::Prepared;
+use crate::config::Config;
 use crate::engine::{BenchRequest, Engine, RequestError};
 use crate::open::TextNeed;
 use crate::placement::Placement;
@@ -29,13 +30,13 @@ struct Case {
 }
 
 /// Measures and prints.
-pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
+pub fn bench(args: &BenchArgs, config: &Config) -> Result<(), Failure> {
     let cases = cases(args);
     let Some(longest) = cases.iter().map(|case| case.depth + case.tokens).max() else {
         return Err(Failure::Usage("there is nothing to measure; give -p or -n a number above 0".to_owned()));
     };
     let interrupts = Interrupts::install()?;
-    let prepared = Prepared::new(&args.model, TextNeed::Ignored, &placement(args, longest))?;
+    let prepared = Prepared::new(&args.model, TextNeed::Ignored, placement(args, longest, config), config)?;
     let plan = prepared.plan.clone();
     let bandwidth = read_bandwidth(&plan);
     let session = prepared.start(&interrupts, &args.progress)?;
@@ -75,8 +76,8 @@ fn cases(args: &BenchArgs) -> Vec<Case> {
 }
 
 /// One sequence, with room for the longest test unless the user chose otherwise.
-fn placement(args: &BenchArgs, longest: usize) -> Placement {
-    let asked = args.placement.to_single_request();
+fn placement(args: &BenchArgs, longest: usize, config: &Config) -> Placement {
+    let asked = args.placement.to_single_request(config);
     // Decoding at depth 0 needs a token to start from.
     let room = (longest + 1).max(WARM_UP.prompt + WARM_UP.generate);
     args.saved.or(PlacementRequest { max_seq: asked.max_seq.or(Some(room)), ..asked })
@@ -109,7 +110,7 @@ fn measure(
     for &Case { kind, tokens, depth } in cases {
         let seconds: Result<Vec<f64>, RequestError> =
             (0..repetitions).map(|_| time(engine, kind, tokens, depth)).collect();
-        let test = Test::new(kind, tokens, depth, &seconds?, engine.plan(), bandwidth);
+        let test = Test::new(kind, tokens, depth, &seconds?, &engine.plan(), bandwidth);
         show(&test)?;
         tests.push(test);
     }

@@ -6,6 +6,7 @@ use super::generation::{Answer, draw_seed, generate};
 use super::interrupt::{Interrupts, Wake};
 use super::output;
 use super::session::{Prepared, Session};
+use crate::config::Config;
 use crate::engine::{ErrorClass, GenerateRequest};
 use crate::open::TextNeed;
 use crate::prompt::{self, ChatPrompt};
@@ -49,11 +50,16 @@ fn read(line: &str) -> Input<'_> {
 }
 
 /// Talks until the user ends it.
-pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
+pub fn chat(args: &ChatArgs, config: &Config) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
-    let prepared =
-        Prepared::new(&args.model, TextNeed::Required, &args.saved.or(args.placement.to_single_request()))?;
-    let sampling = args.sampling.to_params(draw_seed());
+    let prepared = Prepared::new(
+        &args.model,
+        TextNeed::Required,
+        args.saved.or(args.placement.to_single_request(config)),
+        config,
+    )?;
+    let generation = config.generation();
+    let sampling = args.sampling.to_params(&generation, draw_seed());
     sampling.validate(prepared.plan.model.vocab)?;
     let session = prepared.start(&interrupts, &args.progress)?;
     let (sender, typed) = interrupts.channel();
@@ -64,6 +70,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
         session: &session,
         interrupts: &interrupts,
         sampling,
+        max_tokens: args.sampling.max_tokens(&generation),
         messages: args.template.system_message().into_iter().collect(),
         on_terminal: stdin().is_terminal() && stdout().is_terminal(),
     };
@@ -88,6 +95,7 @@ struct Chat<'a> {
     session: &'a Session,
     interrupts: &'a Interrupts,
     sampling: SamplingParams,
+    max_tokens: usize,
     messages: Vec<Value>,
     on_terminal: bool,
 }
@@ -167,7 +175,7 @@ impl Chat<'_> {
         };
         let request = GenerateRequest {
             prompt: prompt::chat(self.session.engine.model(), &chat)?,
-            max_tokens: self.args.sampling.max_tokens,
+            max_tokens: self.max_tokens,
             sampling: self.sampling.clone(),
             stop: self.args.sampling.stop.clone(),
             ignore_eos: self.args.sampling.ignore_eos,

@@ -1,6 +1,7 @@
 //! Why a command ended early, as a sentence, a stable code and an exit code.
 
 use crate::cards::LockError;
+use crate::config::ConfigError;
 use crate::daemon::DaemonError;
 use crate::engine::{EngineError, ErrorClass, RequestError};
 use crate::open::OpenError;
@@ -25,6 +26,9 @@ pub enum Failure {
     /// The placement was refused.
     #[error(transparent)]
     Placement(#[from] PlacementError),
+    /// Settings cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// A device is in use by another process.
     #[error(transparent)]
     Card(#[from] LockError),
@@ -92,6 +96,7 @@ impl Failure {
             Failure::Usage(_) => "usage",
             Failure::Open(error) => error.code(),
             Failure::Placement(error) => error.code(),
+            Failure::Config(error) => error.code(),
             Failure::Card(error) => error.code(),
             Failure::Kernels(error) => error.code(),
             Failure::Prompt(error) => error.code(),
@@ -114,10 +119,12 @@ impl Failure {
         match self {
             Failure::ReaderGone => 0,
             Failure::Input(_) | Failure::Output(_) | Failure::Daemon(_) | Failure::NoDaemon { .. } => 1,
+            Failure::Config(ConfigError::Unwritable { .. }) => 1,
             Failure::Usage(_) | Failure::Kernels(CompileError::UnknownArch(_)) => 2,
             Failure::Kernels(_) => 4,
             Failure::Open(_)
             | Failure::Placement(_)
+            | Failure::Config(_)
             | Failure::Card(_)
             | Failure::Prompt(_)
             | Failure::BadInput(_)
@@ -127,7 +134,6 @@ impl Failure {
                 ErrorClass::Validation | ErrorClass::ContextLength | ErrorClass::Unsupported => 3,
                 ErrorClass::Transient | ErrorClass::Internal => 4,
             },
-            Failure::Engine(EngineError::Option { .. }) => 3,
             Failure::Engine(_) => 4,
             Failure::Interrupted => 130,
         }

@@ -5,6 +5,7 @@ use super::failure::Failure;
 use super::interrupt::Interrupts;
 use super::output;
 use super::session::Prepared;
+use crate::config::Config;
 use crate::engine::ScoreRequest;
 use crate::open::TextNeed;
 use crate::placement::Placement;
@@ -27,9 +28,9 @@ struct Row {
 }
 
 /// Prints a row per position.
-pub fn logits(args: &LogitsArgs) -> Result<(), Failure> {
+pub fn logits(args: &LogitsArgs, config: &Config) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
-    let prepared = Prepared::new(&args.model, TextNeed::Ignored, &placement(args))?;
+    let prepared = Prepared::new(&args.model, TextNeed::Ignored, placement(args, config), config)?;
     let request = ScoreRequest { ids: args.ids.clone(), chunk: None };
     // What will be refused is refused before anything is loaded.
     request.check(&prepared.plan)?;
@@ -52,10 +53,9 @@ pub fn logits(args: &LogitsArgs) -> Result<(), Failure> {
 }
 
 /// One sequence, just as long as the ids unless the user chose otherwise.
-fn placement(args: &LogitsArgs) -> Placement {
-    let asked = args.placement.to_single_request();
-    let max_seq = asked.max_seq.or(Some(args.ids.len()));
-    args.saved.or(PlacementRequest { max_seq, ..asked })
+fn placement(args: &LogitsArgs, config: &Config) -> Placement {
+    let asked = args.placement.to_single_request(config);
+    args.saved.or(PlacementRequest { max_seq: asked.max_seq.or(Some(args.ids.len())), ..asked })
 }
 
 fn sentence(row: &Row) -> String {

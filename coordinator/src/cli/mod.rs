@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod chat;
+mod config;
 mod daemon;
 mod devices;
 mod failure;
@@ -19,7 +20,9 @@ mod run;
 mod session;
 mod status;
 mod tokens;
+mod top;
 
+use crate::config::{Config, ConfigFile};
 use args::{Cli, Command};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
@@ -37,21 +40,20 @@ use std::process::ExitCode;
 /// Environment variable with the log filter; the log goes to standard error.
 const LOG_ENV: &str = "SPILLWAY_LOG";
 
-/// Runs the command line `argv`, program name first.
+/// Runs the command line `argv`, program name first. To be called once, by a `main` that has started no thread.
 pub fn run(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     let argv: Vec<OsString> = argv.into_iter().collect();
-    start_log();
     shm::prefer_errors_to_signals();
     if let Some(code) = run_hidden(&argv) {
         return code;
     }
     // Read from the raw words, since a usage error comes before there are parsed ones.
     let as_json = argv.iter().any(|word| word == "--json");
-    let command = match Cli::try_parse_from(&argv) {
-        Ok(cli) => cli.command,
+    let cli = match Cli::try_parse_from(&argv) {
+        Ok(cli) => cli,
         Err(error) => return usage(&error, as_json),
     };
-    match dispatch(command) {
+    match start(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(as_json),
     }
@@ -60,7 +62,13 @@ pub fn run(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// Not commands of the user's: this program starts them itself, and they read their own arguments.
 fn run_hidden(argv: &[OsString]) -> Option<ExitCode> {
     let (command, arguments) = argv.get(1..)?.split_first()?;
-    match command.to_str()? {
+    let command = command.to_str()?;
+    if ![CpuWorker::NAME, GpuWorker::NAME, NVRTC_SUBCOMMAND, PROBE_SUBCOMMAND].contains(&command) {
+        return None;
+    }
+    // Settings have become variables in the process that has started this one.
+    start_log();
+    match command {
         CpuWorker::NAME => Some(spillway_worker::run::<CpuWorker>(arguments.to_vec())),
         GpuWorker::NAME => Some(spillway_worker::run::<GpuWorker>(arguments.to_vec())),
         NVRTC_SUBCOMMAND => Some(match nvrtc::child(arguments) {
@@ -84,20 +92,45 @@ fn run_hidden(argv: &[OsString]) -> Option<ExitCode> {
     }
 }
 
-fn dispatch(command: Command) -> Result<(), Failure> {
+/// Reads settings where the command has any, and runs it.
+fn start(cli: Cli) -> Result<(), Failure> {
+    let file = ConfigFile::locate(cli.config.as_deref());
+    let config = match &cli.command {
+        // They show and repair settings, or have none.
+        Command::Config(_) | Command::Status(_) | Command::Top(_) | Command::Completions(_) => {
+            Config::default()
+        }
+        _ => Config::load(&file)?,
+    };
+    export(&config);
+    start_log();
+    dispatch(cli.command, &config, file)
+}
+
+/// Settings of the whole program become variables, which its other parts and its workers read.
+fn export(config: &Config) {
+    for (name, value) in config.variables() {
+        // SAFETY: this is the only thread: `main` has started none before `run`, and `run` none before this.
+        unsafe { std::env::set_var(name, value) };
+    }
+}
+
+fn dispatch(command: Command, config: &Config, file: ConfigFile) -> Result<(), Failure> {
     match command {
-        Command::Run(args) => run::run(&args),
-        Command::Chat(args) => chat::chat(&args),
+        Command::Run(args) => run::run(&args, config),
+        Command::Chat(args) => chat::chat(&args, config),
         Command::Inspect(args) => inspect::inspect(&args),
-        Command::Plan(args) => plan::plan(&args),
-        Command::Logits(args) => logits::logits(&args),
+        Command::Plan(args) => plan::plan(&args, config),
+        Command::Logits(args) => logits::logits(&args, config),
         Command::Tokenize(args) => tokens::tokenize(&args),
         Command::Detokenize(args) => tokens::detokenize(&args),
-        Command::Bench(args) => bench::bench(&args),
-        Command::Daemon(args) => daemon::daemon(&args),
+        Command::Bench(args) => bench::bench(&args, config),
+        Command::Daemon(args) => daemon::daemon(&args, file),
         Command::Status(args) => status::status(&args),
+        Command::Top(args) => top::top(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Kernels(command) => kernels::kernels(&command),
+        Command::Config(command) => config::config(&command, &file),
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut Cli::command(), "spillway", &mut script);

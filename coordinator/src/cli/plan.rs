@@ -3,6 +3,7 @@
 use super::args::PlanArgs;
 use super::failure::Failure;
 use super::output;
+use crate::config::Config;
 use crate::devices::THIS_PROGRAM;
 use crate::open::{TextNeed, open_model_with};
 use crate::placement::{self, Placement};
@@ -11,12 +12,12 @@ use spillway_protocol::plan::Plan;
 use std::path::Path;
 
 /// Prints the plan, or the differences of two.
-pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
+pub fn plan(args: &PlanArgs, config: &Config) -> Result<(), Failure> {
     if let Some([first, second]) = args.diff.as_deref() {
         let found = diff(&placement::read(first)?, &placement::read(second)?);
         return if args.json { output::json(&found) } else { output::text(&differences(&found)) };
     }
-    let plan = place(args)?;
+    let plan = place(args, config)?;
     if let Some(file) = &args.save {
         placement::write(file, &plan)?;
     }
@@ -24,14 +25,14 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
 }
 
 /// What is checked or made.
-fn place(args: &PlanArgs) -> Result<Plan, Failure> {
+fn place(args: &PlanArgs, config: &Config) -> Result<Plan, Failure> {
     let (path, placement) = match (&args.model, &args.load) {
         (model, Some(file)) => {
             let saved = || placement::read(file).map(|plan| plan.model.path);
             (model.clone().map_or_else(saved, Ok)?, Placement::Saved(file.clone()))
         }
         (model, None) => {
-            (model.clone().unwrap_or_default(), Placement::New(Box::new(args.placement.to_request())))
+            (model.clone().unwrap_or_default(), Placement::New(Box::new(args.placement.to_request(config))))
         }
     };
     let model = open_model_with(&path, TextNeed::Optional, &args.tokenizer.options())?;

@@ -7,6 +7,7 @@ use super::input;
 use super::interrupt::Interrupts;
 use super::output;
 use super::session::Prepared;
+use crate::config::Config;
 use crate::engine::{Completion, GenerateRequest};
 use crate::open::{LoadedModel, TextNeed};
 use crate::prompt::{self, ChatPrompt};
@@ -14,17 +15,22 @@ use serde_json::{Value, json};
 use std::io::{IsTerminal, stdin};
 
 /// Answers the prompt.
-pub fn run(args: &RunArgs) -> Result<(), Failure> {
+pub fn run(args: &RunArgs, config: &Config) -> Result<(), Failure> {
     let text = prompt_text(args)?;
     let interrupts = Interrupts::install()?;
-    let prepared =
-        Prepared::new(&args.model, TextNeed::Required, &args.saved.or(args.placement.to_single_request()))?;
+    let prepared = Prepared::new(
+        &args.model,
+        TextNeed::Required,
+        args.saved.or(args.placement.to_single_request(config)),
+        config,
+    )?;
     let prompt = prompt_ids(args, &prepared.model, &text)?;
-    let sampling = args.sampling.to_params(draw_seed());
+    let generation = config.generation();
+    let sampling = args.sampling.to_params(&generation, draw_seed());
     let seed = sampling.seed;
     let mut request = GenerateRequest {
         prompt,
-        max_tokens: args.sampling.max_tokens,
+        max_tokens: args.sampling.max_tokens(&generation),
         sampling,
         stop: args.sampling.stop.clone(),
         ignore_eos: args.sampling.ignore_eos,

@@ -5,10 +5,12 @@ use super::failure::Failure;
 use super::interrupt::{Interrupts, Wake};
 use super::progress::ProgressView;
 use crate::cards::CardLocks;
+use crate::config::Config;
 use crate::devices::THIS_PROGRAM;
 use crate::engine::{Engine, EngineError, EngineOptions};
 use crate::open::{LoadedModel, TextNeed, open_model_with};
 use crate::placement::Placement;
+use crate::replan::Replanner;
 use crate::workers::LoadProgress;
 use spillway_protocol::plan::Plan;
 use std::path::Path;
@@ -21,16 +23,22 @@ pub struct Prepared {
     pub model: Arc<LoadedModel>,
     /// Its placement.
     pub plan: Plan,
-    /// Whether other processes may use its devices.
-    share: bool,
+    /// What it was asked for with.
+    placement: Placement,
+    options: EngineOptions,
 }
 
 impl Prepared {
     /// Opens, validates and places a model.
-    pub fn new(args: &ModelArgs, text: TextNeed, placement: &Placement) -> Result<Self, Failure> {
+    pub fn new(
+        args: &ModelArgs,
+        text: TextNeed,
+        placement: Placement,
+        config: &Config,
+    ) -> Result<Self, Failure> {
         let model = Arc::new(open_model_with(&args.model, text, &args.tokenizer.options())?);
         let plan = placement.place(model.summary(), Path::new(THIS_PROGRAM), None)?;
-        Ok(Prepared { model, plan, share: placement.shares_devices() })
+        Ok(Prepared { model, plan, placement, options: config.engine_options() })
     }
 
     /// Starts the workers and shows how they load.
@@ -38,8 +46,9 @@ impl Prepared {
         for warning in &self.plan.warnings {
             tracing::warn!("{warning}");
         }
-        let options =
-            EngineOptions { cards: CardLocks::take(&self.plan, self.share)?, ..EngineOptions::from_env()? };
+        let cards = CardLocks::take(&self.plan, self.placement.shares_devices())?;
+        let replan = Arc::new(Replanner::new(self.model.clone(), self.placement.request(&self.plan)));
+        let options = EngineOptions { cards, replan: Some(replan), ..self.options };
         let (sender, receiver) = interrupts.channel();
         let from_loader = sender.clone();
         std::thread::Builder::new().name("load".into()).spawn(move || {

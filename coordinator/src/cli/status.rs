@@ -35,13 +35,13 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
 }
 
 /// A connection to a daemon.
-struct Daemon {
+pub(super) struct Daemon {
     name: String,
     stream: BufReader<UnixStream>,
 }
 
 impl Daemon {
-    fn connect(path: &Path) -> Result<Self, Failure> {
+    pub(super) fn connect(path: &Path) -> Result<Self, Failure> {
         let name = path.display().to_string();
         let connected = UnixStream::connect(path).and_then(|stream| {
             stream.set_read_timeout(Some(PATIENCE))?;
@@ -54,7 +54,7 @@ impl Daemon {
         }
     }
 
-    fn diagnosis(&mut self) -> Result<Value, Failure> {
+    pub(super) fn diagnosis(&mut self) -> Result<Value, Failure> {
         self.ask().map_err(|source| Failure::NoDaemon { path: self.name.clone(), source })
     }
 
@@ -105,19 +105,29 @@ fn table(state: &Value) -> String {
 fn row(index: usize, stage: &Value) -> String {
     let number = |key: &str| stage[key].as_u64().unwrap_or_default();
     let text = |key: &str| stage[key].as_str().unwrap_or_default();
-    let times = ["busy_ns", "wait_ns", "copy_ns"].map(number);
-    let all = times.iter().sum::<u64>().max(1);
-    let [busy, wait, copy] = times.map(|time| format!("{:.0}%", time as f64 * 100.0 / all as f64));
-    let first = number("first_layer");
-    let layers = format!("{first}-{}", (first + number("layers")).saturating_sub(1));
+    let [busy, wait, copy] = shares(["busy_ns", "wait_ns", "copy_ns"].map(number));
     format!(
-        "{index:>5}  {:6}  {layers:9}  {:>8}  {:9}  {:>9}  {:>9}  {busy:>5}  {wait:>5}  {copy:>5}",
+        "{index:>5}  {:6}  {:9}  {:>8}  {:9}  {:>9}  {:>9}  {busy:>5}  {wait:>5}  {copy:>5}",
         text("target"),
+        layers(stage),
         number("pid"),
         text("state"),
         number("step"),
         bytes(number("bytes")),
     )
+}
+
+/// The band of a stage.
+pub(super) fn layers(stage: &Value) -> String {
+    let number = |key: &str| stage[key].as_u64().unwrap_or_default();
+    let first = number("first_layer");
+    format!("{first}-{}", (first + number("layers")).saturating_sub(1))
+}
+
+/// Each time's share of all of them.
+pub(super) fn shares(times: [u64; 3]) -> [String; 3] {
+    let all = times.iter().sum::<u64>().max(1);
+    times.map(|time| format!("{:.0}%", time as f64 * 100.0 / all as f64))
 }
 
 #[cfg(test)]

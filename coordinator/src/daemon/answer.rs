@@ -4,7 +4,7 @@ use super::client::{AbortReason, Client};
 use super::conversation::Turn;
 use super::order::Ticket;
 use super::service::{Held, Resident, blocking};
-use crate::defaults;
+use crate::config::Generation;
 use crate::engine::{
     Completion, Engine, ErrorClass, EventSink, GenerateEvent, GenerateRequest, RequestError,
 };
@@ -15,6 +15,9 @@ use serde_json::Value;
 use spillway_protocol::jsonl::{Class, Done, ErrorEvent, Event, Generate, Source};
 use std::sync::Arc;
 use tokio::sync::oneshot;
+
+/// Seed of a request that brings none: equal requests get equal answers, as in the v1 protocol.
+const SEED: u64 = 0x1357_9BDF;
 
 /// A request that the engine can take.
 struct Prepared {
@@ -123,7 +126,7 @@ async fn prepare(
             message,
         ));
     };
-    let engine = resident.engine.clone();
+    let (engine, settings) = (resident.engine.clone(), resident.generation.clone());
     let builder = Builder { client: client.clone(), generate: generate.clone(), resident };
     let built = blocking(move || builder.build()).await;
     let failed = |code, class, message| ErrorEvent::new(Some(generate.id.clone()), code, class, message);
@@ -137,8 +140,8 @@ async fn prepare(
     };
     let request = GenerateRequest {
         prompt,
-        max_tokens: max_tokens(&generate),
-        sampling: sampling(&generate),
+        max_tokens: max_tokens(&generate, &settings),
+        sampling: sampling(&generate, &settings.sampling),
         stop: generate.stop.clone(),
         ignore_eos: generate.ignore_eos,
     };
@@ -171,8 +174,9 @@ impl Builder {
         let (messages, turn) = begin(system);
         let ids = self.render(&messages)?;
         let room = self.resident.engine.plan().limits.max_seq;
+        let most = max_tokens(&self.generate, &self.resident.generation);
         let first_turn = self.client.conversation().is_empty();
-        if first_turn || ids.len().saturating_add(max_tokens(&self.generate)) <= room {
+        if first_turn || ids.len().saturating_add(most) <= room {
             return Ok((ids, turn));
         }
         let kept_system = {
@@ -205,29 +209,29 @@ impl Builder {
     }
 }
 
-fn max_tokens(generate: &Generate) -> usize {
-    generate.max_tokens.map_or(defaults::MAX_TOKENS, |n| usize::try_from(n).unwrap_or(usize::MAX))
+fn max_tokens(generate: &Generate, settings: &Generation) -> usize {
+    generate.max_tokens.map_or(settings.max_tokens, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
-/// Sampling as the engine takes it, with the defaults of the v1 protocol; the engine checks the ranges.
+/// Sampling as the engine takes it; settings say what the request leaves out, and the engine checks the ranges.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "sampling computes in f32; its ranges are checked afterwards"
 )]
-fn sampling(generate: &Generate) -> SamplingParams {
+fn sampling(generate: &Generate, settings: &SamplingParams) -> SamplingParams {
     let real = |value: Option<f64>, default: f32| value.map_or(default, |value| value as f32);
     SamplingParams {
-        temperature: real(generate.temperature, defaults::TEMPERATURE),
-        top_k: generate.top_k.map_or(0, |k| u32::try_from(k).unwrap_or(u32::MAX)),
-        top_p: real(generate.top_p, defaults::TOP_P),
-        min_p: real(generate.min_p, 0.0),
-        repeat_penalty: real(generate.repeat_penalty, 1.0),
-        presence_penalty: real(generate.presence_penalty, 0.0),
-        frequency_penalty: real(generate.frequency_penalty, 0.0),
+        temperature: real(generate.temperature, settings.temperature),
+        top_k: generate.top_k.map_or(settings.top_k, |k| u32::try_from(k).unwrap_or(u32::MAX)),
+        top_p: real(generate.top_p, settings.top_p),
+        min_p: real(generate.min_p, settings.min_p),
+        repeat_penalty: real(generate.repeat_penalty, settings.repeat_penalty),
+        presence_penalty: real(generate.presence_penalty, settings.presence_penalty),
+        frequency_penalty: real(generate.frequency_penalty, settings.frequency_penalty),
         repeat_window: generate
             .repeat_window
-            .map_or(defaults::REPEAT_WINDOW, |n| usize::try_from(n).unwrap_or(usize::MAX)),
-        seed: generate.seed.unwrap_or(defaults::SEED),
+            .map_or(settings.repeat_window, |n| usize::try_from(n).unwrap_or(usize::MAX)),
+        seed: generate.seed.unwrap_or(SEED),
         logit_bias: generate.logit_bias.clone(),
     }
 }

@@ -5,18 +5,13 @@ use super::conversation::Conversation;
 use super::line::LineReader;
 use super::order::{Barrier, Order};
 use super::outbox::{Outbox, outbox};
-use super::service::{Service, Wanted, stages};
-use crate::defaults;
-use crate::placement::Placement;
-use crate::planner::PlacementRequest;
+use super::service::{LoadError, Resident, Service, Wanted, stages};
 use crate::workers::{Link, LoadProgress};
 use spillway_model::tokenizer::TokenizerOptions;
 use spillway_protocol::jsonl::{
-    Class, ErrorEvent, Event, Generate, LineError, Load, Loaded, PlacementParams, Rejected, Request,
-    parse_line,
+    Class, ErrorEvent, Event, Generate, LineError, Load, Loaded, Rejected, Request, parse_line,
 };
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -53,7 +48,7 @@ pub struct Client {
 #[derive(Debug, Default)]
 struct Tasks {
     requests: JoinSet<()>,
-    /// Loads and unloads. They are given up when the daemon stops: ending the process ends what they have started.
+    /// Loads, reloads and unloads. They are given up when the daemon stops: ending the process ends what they have started.
     loads: JoinSet<()>,
 }
 
@@ -169,6 +164,9 @@ impl Client {
             Ok(Request::Load(load)) => {
                 tasks.loads.spawn(self.clone().load(*load, order.barrier()));
             }
+            Ok(Request::Reload { id, progress }) => {
+                tasks.loads.spawn(self.clone().reload(id, progress, order.barrier()));
+            }
             Ok(Request::Unload { id }) => {
                 tasks.loads.spawn(self.clone().unload(id, order.barrier()));
             }
@@ -245,35 +243,29 @@ impl Client {
     async fn load(self: Arc<Self>, load: Load, mut barrier: Barrier) {
         let started = Instant::now();
         let Load { id, model, progress, assume_pre, plan, params } = load;
-        let wanted =
-            Wanted { model, tokenizer: TokenizerOptions { assume_pre }, placement: placement(plan, params) };
+        let wanted = Wanted { model, tokenizer: TokenizerOptions { assume_pre }, plan, params };
         barrier.admitted().await;
-        let (outbox, progress_id) = (self.outbox.clone(), id.clone());
-        let report = move |now: LoadProgress| {
-            if progress {
-                outbox.push(&load_event(progress_id.clone(), now));
-            }
-        };
+        let report = self.load_reporter(id.clone(), progress);
         let result = self.service.load(wanted, barrier.earlier_ended(), report).await;
-        let event = match result {
-            Err(error) => Event::Error(error.event(id)),
-            Ok(resident) => {
-                let plan = resident.engine.plan();
-                Event::Loaded(Loaded {
-                    id,
-                    arch: plan.model.architecture.clone(),
-                    dim: plan.model.d_model,
-                    layers: plan.model.layers,
-                    vocab: plan.model.vocab,
-                    vl: false,
-                    max_seq: plan.limits.max_seq,
-                    parallel: plan.limits.max_sequences,
-                    stages: stages(&resident.engine),
-                    load_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-                })
+        self.outbox.push(&loaded_event(id, result, started));
+    }
+
+    async fn reload(self: Arc<Self>, id: Option<String>, progress: bool, mut barrier: Barrier) {
+        let started = Instant::now();
+        barrier.admitted().await;
+        let report = self.load_reporter(id.clone(), progress);
+        let result = self.service.reload(barrier.earlier_ended(), report).await;
+        self.outbox.push(&loaded_event(id, result, started));
+    }
+
+    /// Tells the client of a load's progress, if it wants to know.
+    fn load_reporter(&self, id: Option<String>, progress: bool) -> impl FnMut(LoadProgress) + use<> {
+        let outbox = self.outbox.clone();
+        move |now| {
+            if progress {
+                outbox.push(&load_event(id.clone(), now));
             }
-        };
-        self.outbox.push(&event);
+        }
     }
 
     async fn unload(self: Arc<Self>, id: Option<String>, mut barrier: Barrier) {
@@ -297,6 +289,28 @@ fn abort_with(abort: oneshot::Sender<AbortReason>, reason: AbortReason) {
     let _ = abort.send(reason);
 }
 
+/// What a client is told at the end of a load.
+fn loaded_event(id: Option<String>, result: Result<Resident, LoadError>, started: Instant) -> Event {
+    match result {
+        Err(error) => Event::Error(error.event(id)),
+        Ok(resident) => {
+            let plan = resident.engine.plan();
+            Event::Loaded(Loaded {
+                id,
+                arch: plan.model.architecture.clone(),
+                dim: plan.model.d_model,
+                layers: plan.model.layers,
+                vocab: plan.model.vocab,
+                vl: false,
+                max_seq: plan.limits.max_seq,
+                parallel: plan.limits.max_sequences,
+                stages: stages(&resident.engine),
+                load_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            })
+        }
+    }
+}
+
 /// What a client is told during a load.
 fn load_event(id: Option<String>, now: LoadProgress) -> Event {
     match now {
@@ -304,35 +318,5 @@ fn load_event(id: Option<String>, now: LoadProgress) -> Event {
         LoadProgress::Link(Link { from, path, reason }) => {
             Event::Link { id, from, to: from + 1, path: path.name(), reason }
         }
-    }
-}
-
-/// A plan that was kept, or one that is made.
-fn placement(plan: Option<PathBuf>, params: PlacementParams) -> Placement {
-    plan.map_or_else(|| Placement::New(Box::new(request(params))), Placement::Saved)
-}
-
-/// Placement as the planner takes it; a number beyond this machine's word stays too large for any limit.
-fn request(params: PlacementParams) -> PlacementRequest {
-    let size = |n: Option<u64>| n.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
-    PlacementRequest {
-        devices: params.devices,
-        allow_shared_device: params.allow_shared_device.unwrap_or(false),
-        allow_mixed_arch: params.allow_mixed_arch.unwrap_or(false),
-        vram_limit: params.vram_limit,
-        uniform_vram_tolerance_gb: params.uniform_vram_tolerance_gb,
-        cpu_workers: size(params.cpu_workers),
-        pp: size(params.pp),
-        pp_layers: params.pp_layers,
-        split: params.split,
-        gpu_layer_budget: params.gpu_layer_budget,
-        offload_exec: params.offload_exec,
-        max_seq: size(params.max_seq),
-        threads: size(params.threads),
-        parallel: size(params.parallel),
-        kv_type: params.kv_type,
-        activations: params.activations,
-        chunk: size(params.chunk),
-        peer_copies: params.peer_copies.or_else(defaults::peer_copies),
     }
 }

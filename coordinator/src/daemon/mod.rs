@@ -13,6 +13,7 @@ mod outbox;
 mod service;
 mod socket;
 
+use crate::config::ConfigFile;
 use client::{Ending, serve};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use service::Service;
@@ -29,9 +30,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// How long requests may run on after a termination signal.
-const DRAIN_LIMIT: Duration = Duration::from_secs(30);
-
 /// How often a connection is checked for a client that has gone away without a word. Requests that wait or compute write
 /// nothing, so a failing write cannot tell.
 const HANGUP_CHECK: Duration = Duration::from_millis(200);
@@ -40,10 +38,14 @@ const HANGUP_CHECK: Duration = Duration::from_millis(200);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Where the daemon serves.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct DaemonOptions {
     /// Local socket, next to standard input and output.
     pub listen: Option<PathBuf>,
+    /// How long requests may run on after a termination signal.
+    pub drain_limit: Duration,
+    /// Settings, read again at every load.
+    pub config: ConfigFile,
 }
 
 /// Why the daemon could not serve.
@@ -80,15 +82,18 @@ pub enum DaemonEnd {
 pub fn run(options: &DaemonOptions) -> Result<DaemonEnd, DaemonError> {
     let socket = options.listen.as_deref().map(socket::listen).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let end = runtime.block_on(serve_all(socket));
+    let end = runtime.block_on(serve_all(socket, options));
     // A read of standard input may be stuck in the system; it must not keep the process.
     runtime.shutdown_background();
     end
 }
 
-async fn serve_all(socket: Option<(StdListener, SocketFile)>) -> Result<DaemonEnd, DaemonError> {
-    let mut signals = Signals::new()?;
-    let service = Arc::new(Service::default());
+async fn serve_all(
+    socket: Option<(StdListener, SocketFile)>,
+    options: &DaemonOptions,
+) -> Result<DaemonEnd, DaemonError> {
+    let mut signals = Signals::new(options.drain_limit)?;
+    let service = Arc::new(Service::new(options.config.clone()));
     let ending = watch::Sender::new(Ending::Serving);
     let mut clients = JoinSet::new();
     let stdout = io::stdout().as_fd().try_clone_to_owned()?;
@@ -98,6 +103,8 @@ async fn serve_all(socket: Option<(StdListener, SocketFile)>) -> Result<DaemonEn
         Some((listener, file)) => (Some(UnixListener::from_std(listener)?), Some(file)),
         None => (None, None),
     };
+    // Dropped with this function, which gives up what is still under way, as the end of the daemon does with loads of clients.
+    let mut reloads = JoinSet::new();
     let mut interrupted = false;
     loop {
         let draining = *ending.borrow() >= Ending::Draining;
@@ -110,18 +117,40 @@ async fn serve_all(socket: Option<(StdListener, SocketFile)>) -> Result<DaemonEn
             stream = accept(listener.as_ref()), if !draining => {
                 serve_socket(stream, &service, &ending, &mut clients);
             }
-            end = signals.next(draining) => {
-                interrupted |= end.interrupted;
-                ending.send_replace(end.reached);
-            }
+            Some(_) = reloads.join_next() => {}
+            heard = signals.next(draining) => match heard {
+                Heard::Reload if draining => tracing::warn!("the daemon is ending; the model is not loaded again"),
+                // One that waits will find whatever has changed by then.
+                Heard::Reload if reloads.len() > 1 => {}
+                Heard::Reload => {
+                    reloads.spawn(reload(service.clone()));
+                }
+                Heard::End { reached, interrupted: now } => {
+                    interrupted |= now;
+                    service.drain();
+                    ending.send_replace(reached);
+                }
+            },
         }
         if clients.is_empty() && (listener.is_none() || *ending.borrow() >= Ending::Draining) {
             break;
         }
     }
     drop(socket_file);
+    drop(reloads);
     service.unload(std::future::ready(())).await;
     Ok(if interrupted { DaemonEnd::Interrupted } else { DaemonEnd::Drained })
+}
+
+/// Loads the model again, as the `reload` message does, and tells the log.
+async fn reload(service: Arc<Service>) {
+    match service.reload(std::future::ready(()), |_| {}).await {
+        Ok(resident) => {
+            let model = &resident.engine.plan().model.path;
+            tracing::info!(model = %model.display(), "the model has been loaded again");
+        }
+        Err(error) => tracing::error!(code = error.code(), "the model was not loaded again: {error}"),
+    }
 }
 
 /// The next client; never without a listener.
@@ -168,44 +197,51 @@ async fn hangup(fd: OwnedFd) {
     }
 }
 
-/// Signals that end the daemon.
+/// Signals that the daemon acts on.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
+    drain_limit: Duration,
     drain_until: Option<tokio::time::Instant>,
 }
 
-/// What a signal, or the end of patience, leads to.
-struct EndStep {
-    reached: Ending,
-    interrupted: bool,
+/// What a signal, or the end of patience, asks for.
+enum Heard {
+    /// The model is to be loaded again.
+    Reload,
+    /// The next step towards the end.
+    End { reached: Ending, interrupted: bool },
 }
 
 impl Signals {
-    fn new() -> io::Result<Self> {
+    fn new(drain_limit: Duration) -> io::Result<Self> {
         Ok(Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+            drain_limit,
             drain_until: None,
         })
     }
 
-    /// The next step towards the end: a first SIGTERM drains; a second, the drain limit, or SIGINT stops.
-    async fn next(&mut self, draining: bool) -> EndStep {
+    /// SIGHUP reloads; a first SIGTERM drains; a second, the drain limit, or SIGINT stops.
+    async fn next(&mut self, draining: bool) -> Heard {
         let limit = self.drain_until;
         tokio::select! {
+            _ = self.hangup.recv() => Heard::Reload,
             _ = self.terminate.recv() => {
                 if draining {
-                    return EndStep { reached: Ending::Stopping, interrupted: false };
+                    return Heard::End { reached: Ending::Stopping, interrupted: false };
                 }
-                self.drain_until = Some(tokio::time::Instant::now() + DRAIN_LIMIT);
-                EndStep { reached: Ending::Draining, interrupted: false }
+                self.drain_until = tokio::time::Instant::now().checked_add(self.drain_limit);
+                Heard::End { reached: Ending::Draining, interrupted: false }
             }
-            _ = self.interrupt.recv() => EndStep { reached: Ending::Stopping, interrupted: true },
+            _ = self.interrupt.recv() => Heard::End { reached: Ending::Stopping, interrupted: true },
             () = sleep_until(limit) => {
                 tracing::warn!("requests did not end in time and are aborted");
                 self.drain_until = None;
-                EndStep { reached: Ending::Stopping, interrupted: false }
+                Heard::End { reached: Ending::Stopping, interrupted: false }
             }
         }
     }

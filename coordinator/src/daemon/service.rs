@@ -5,29 +5,35 @@
 //! answered by a model that is going away. A load is validated in full before it takes the model.
 
 use crate::cards::{CardLocks, LockError};
+use crate::config::{Config, ConfigError, ConfigFile, Generation};
 use crate::devices::THIS_PROGRAM;
-use crate::engine::{Engine, EngineError, EngineOptions, StageStatus};
+use crate::engine::{Engine, EngineError, EngineOptions, Readiness, Recovery, Replan, StageStatus};
 use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
 use crate::placement::{Placement, PlacementError};
 use crate::planner::Machine;
+use crate::replan::Replanner;
 use crate::workers::LoadProgress;
 use spillway_model::tokenizer::TokenizerOptions;
-use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, StageReport, StageSummary};
+use spillway_protocol::jsonl::{
+    Class, Diagnosis, ErrorEvent, PlacementParams, RecoveryReport, StageReport, StageSummary,
+};
 use spillway_protocol::plan::{Execution, Plan, Stage};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
 /// A model to be loaded, and how.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Wanted {
     /// The file.
     pub model: PathBuf,
     /// What the file leaves open about its tokenizer.
     pub tokenizer: TokenizerOptions,
-    /// Placement.
-    pub placement: Placement,
+    /// A placement that was kept, instead of one that is made.
+    pub plan: Option<PathBuf>,
+    /// Placement, as far as the message tells it; settings tell the rest.
+    pub params: PlacementParams,
 }
 
 /// A model that can be asked.
@@ -37,8 +43,10 @@ pub struct Resident {
     pub load: u64,
     /// The engine that runs it.
     pub engine: Engine,
-    /// Its GPUs, so that it can be started again on them.
-    cards: CardLocks,
+    /// What requests get that leave it out.
+    pub generation: Generation,
+    /// Finds it another placement, also when it is started again.
+    replan: Arc<dyn Replan>,
 }
 
 /// What there is to report while the model itself may be held by someone.
@@ -56,9 +64,22 @@ pub struct Service {
     model: Arc<RwLock<Option<Resident>>>,
     shown: Mutex<Shown>,
     /// One load or unload at a time, from validation to the end.
-    turn: tokio::sync::Mutex<u64>,
+    turn: tokio::sync::Mutex<Turn>,
     /// Requests accepted and not ended.
     requests: AtomicUsize,
+    /// The daemon is ending.
+    draining: AtomicBool,
+    /// Settings, read at every load.
+    config: ConfigFile,
+}
+
+/// What loads and unloads leave for the next one.
+#[derive(Debug, Default)]
+struct Turn {
+    /// Loads so far.
+    loads: u64,
+    /// What the last model was asked for with, until it is unloaded: a reload asks for the same, also when the model has failed.
+    wanted: Option<Wanted>,
 }
 
 /// Why a model was not loaded.
@@ -70,12 +91,15 @@ pub enum LoadError {
     /// The placement was refused; nothing has changed.
     #[error(transparent)]
     Placement(#[from] PlacementError),
+    /// Settings cannot be used; nothing has changed.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// A device is in use by another process; nothing has changed.
     #[error(transparent)]
     Card(#[from] LockError),
-    /// An environment variable cannot be used; nothing has changed.
-    #[error(transparent)]
-    Options(EngineError),
+    /// There is no model to load again.
+    #[error("no model has been loaded, so there is none to load again; send a load message")]
+    NothingLoaded,
     /// The workers could not be started, after the old model was dropped.
     #[error("{error}; {}", if *restored { "the model before it serves again" } else { "no model is loaded now" })]
     Engine {
@@ -96,7 +120,9 @@ impl LoadError {
             LoadError::Open(error) => error.code(),
             LoadError::Placement(error) => error.code(),
             LoadError::Card(error) => error.code(),
-            LoadError::Options(error) | LoadError::Engine { error, .. } => error.code(),
+            LoadError::NothingLoaded => "no_model_loaded",
+            LoadError::Config(error) => error.code(),
+            LoadError::Engine { error, .. } => error.code(),
             LoadError::Panicked => "internal",
         }
     }
@@ -104,7 +130,10 @@ impl LoadError {
     /// The event that tells a client.
     pub fn event(&self, id: Option<String>) -> ErrorEvent {
         let class = match self {
-            LoadError::Open(_) | LoadError::Placement(_) | LoadError::Options(_) => Class::Validation,
+            LoadError::Open(_)
+            | LoadError::Placement(_)
+            | LoadError::NothingLoaded
+            | LoadError::Config(_) => Class::Validation,
             LoadError::Engine { .. } | LoadError::Card(_) => Class::Transient,
             LoadError::Panicked => Class::Internal,
         };
@@ -116,6 +145,11 @@ impl LoadError {
 pub type Held = OwnedRwLockReadGuard<Option<Resident>>;
 
 impl Service {
+    /// No model yet; loads follow the settings of `config`.
+    pub fn new(config: ConfigFile) -> Self {
+        Service { config, ..Service::default() }
+    }
+
     /// Holds the model; waits while it is being replaced.
     pub async fn hold(&self) -> Held {
         self.model.clone().read_owned().await
@@ -134,18 +168,42 @@ impl Service {
         earlier: impl Future<Output = ()>,
         progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Resident, LoadError> {
-        let mut loads = self.turn.lock().await;
+        let mut turn = self.turn.lock().await;
+        self.replace(&mut turn, wanted, earlier, progress).await
+    }
+
+    /// Replaces the model by what it was asked for with: its file and the devices may have changed, and a model that has failed
+    /// starts afresh.
+    pub async fn reload(
+        &self,
+        earlier: impl Future<Output = ()>,
+        progress: impl FnMut(LoadProgress) + Send + 'static,
+    ) -> Result<Resident, LoadError> {
+        let mut turn = self.turn.lock().await;
+        let wanted = turn.wanted.clone().ok_or(LoadError::NothingLoaded)?;
+        self.replace(&mut turn, wanted, earlier, progress).await
+    }
+
+    async fn replace(
+        &self,
+        turn: &mut Turn,
+        wanted: Wanted,
+        earlier: impl Future<Output = ()>,
+        progress: impl FnMut(LoadProgress) + Send + 'static,
+    ) -> Result<Resident, LoadError> {
         let given_back = self.resident_plan();
-        let (model, plan, cards) = blocking(move || validate(&wanted, given_back.as_ref())).await??;
-        let options = EngineOptions::from_env().map_err(LoadError::Options)?;
+        let (asked, config) = (wanted.clone(), self.config.clone());
+        let (start, options) = blocking(move || validate(asked, given_back.as_ref(), &config)).await??;
         earlier.await;
         let mut slot = self.model.write().await;
         let before = slot.clone();
         self.drop_resident(&mut slot).await;
         self.show(Shown::Loading);
-        let start = Start { model: Arc::new(model), plan, cards };
         let error = match start.run(options.clone(), progress).await {
-            Ok(started) => return Ok(self.install(&mut slot, &mut loads, started)),
+            Ok(started) => {
+                turn.wanted = Some(wanted);
+                return Ok(self.install(&mut slot, turn, started));
+            }
             Err(error) => error,
         };
         let again = match before {
@@ -154,7 +212,7 @@ impl Service {
         };
         let restored = again.is_some();
         match again {
-            Some(started) => drop(self.install(&mut slot, &mut loads, started)),
+            Some(started) => drop(self.install(&mut slot, turn, started)),
             None => self.show(Shown::Nothing),
         }
         Err(match error {
@@ -167,11 +225,11 @@ impl Service {
     fn install(
         &self,
         slot: &mut Option<Resident>,
-        loads: &mut u64,
-        (engine, cards): (Engine, CardLocks),
+        turn: &mut Turn,
+        Started { engine, generation, replan }: Started,
     ) -> Resident {
-        *loads += 1;
-        let resident = Resident { load: *loads, engine, cards };
+        turn.loads += 1;
+        let resident = Resident { load: turn.loads, engine, generation, replan };
         self.show(Shown::Model(resident.clone()));
         *slot = Some(resident.clone());
         resident
@@ -179,8 +237,9 @@ impl Service {
 
     /// Drops the model, if there is one, after `earlier` and the requests that hold it.
     pub async fn unload(&self, earlier: impl Future<Output = ()>) {
-        let _turn = self.turn.lock().await;
+        let mut turn = self.turn.lock().await;
         earlier.await;
+        turn.wanted = None;
         let mut slot = self.model.write().await;
         self.drop_resident(&mut slot).await;
     }
@@ -194,9 +253,27 @@ impl Service {
         }
     }
 
+    /// The daemon takes no more requests: it is not ready from now on.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a request that came now would be answered. Asks nobody and waits for nothing.
+    pub fn readiness(&self) -> Readiness {
+        if self.draining.load(Ordering::Relaxed) {
+            return Readiness::not("draining", "the daemon is ending and takes no more requests");
+        }
+        match &*self.shown() {
+            Shown::Nothing => Readiness::not("none", "no model is loaded; send a load message first"),
+            Shown::Loading => Readiness::not("loading", "a model is being loaded; requests wait for it"),
+            Shown::Model(resident) => resident.engine.readiness(),
+        }
+    }
+
     /// The state of the daemon, whatever is going on.
     pub fn diagnosis(&self, id: Option<String>) -> Diagnosis {
         let shown = self.shown().clone();
+        let Readiness { ready, state, reason } = self.readiness();
         let mut diagnosis = Diagnosis {
             id,
             version: env!("CARGO_PKG_VERSION"),
@@ -208,9 +285,11 @@ impl Service {
             model_loaded: false,
             model_arch: "none".to_owned(),
             model_path: None,
-            state: "none",
-            reason: None,
+            ready,
+            state,
+            reason,
             restarts: 0,
+            recovery: None,
             epoch: 0,
             kernels: Vec::new(),
             requests: self.requests.load(Ordering::Relaxed),
@@ -219,35 +298,31 @@ impl Service {
             queued: 0,
             tokens_done: 0,
         };
-        match shown {
-            Shown::Nothing => {}
-            Shown::Loading => diagnosis.state = "loading",
-            Shown::Model(Resident { engine, .. }) => {
-                let status = engine.status();
-                let model = &engine.plan().model;
-                diagnosis.model_loaded = status.failure.is_none();
-                diagnosis.model_arch = model.architecture.clone();
-                diagnosis.model_path = Some(model.path.display().to_string());
-                (diagnosis.state, diagnosis.reason) = match (status.failure, status.recovering) {
-                    (Some(failure), _) => ("failed", Some(failure)),
-                    (None, Some(failure)) => ("recovering", Some(failure)),
-                    (None, None) => ("ready", None),
-                };
-                (diagnosis.restarts, diagnosis.epoch) = (status.restarts, status.epoch);
-                diagnosis.kernels = status.stages.iter().map(|stage| stage.loaded.kernels.clone()).collect();
-                diagnosis.stages = stages(&engine).into_iter().zip(&status.stages).map(report).collect();
-                (diagnosis.live, diagnosis.queued) = (status.live, status.queued);
-                diagnosis.tokens_done = status.tokens_done;
-            }
+        if let Shown::Model(Resident { engine, .. }) = shown {
+            let status = engine.status();
+            let plan = engine.plan();
+            let model = &plan.model;
+            diagnosis.model_loaded = status.failure.is_none();
+            diagnosis.model_arch = model.architecture.clone();
+            diagnosis.model_path = Some(model.path.display().to_string());
+            (diagnosis.restarts, diagnosis.epoch) = (status.restarts, status.epoch);
+            diagnosis.recovery = status.recovery.map(recovery_report);
+            diagnosis.kernels = status.stages.iter().map(|stage| stage.loaded.kernels.clone()).collect();
+            diagnosis.stages = stages(&engine).into_iter().zip(&status.stages).map(report).collect();
+            (diagnosis.live, diagnosis.queued) = (status.live, status.queued);
+            diagnosis.tokens_done = status.tokens_done;
         }
         diagnosis
     }
 
-    /// The placement of the resident model: its memory is given back when it is replaced.
+    /// The placement of the resident model, whose memory will be given back when it is replaced. A model that has failed holds
+    /// none any more.
     fn resident_plan(&self) -> Option<Plan> {
         match &*self.shown() {
-            Shown::Model(resident) => Some(resident.engine.plan().clone()),
-            Shown::Nothing | Shown::Loading => None,
+            Shown::Model(Resident { engine, .. }) if engine.status().failure.is_none() => {
+                Some(Plan::clone(&engine.plan()))
+            }
+            _ => None,
         }
     }
 
@@ -264,37 +339,64 @@ impl Service {
 struct Start {
     model: Arc<LoadedModel>,
     plan: Plan,
+    generation: Generation,
     cards: CardLocks,
+    replan: Arc<dyn Replan>,
+}
+
+/// A model that has been started.
+struct Started {
+    engine: Engine,
+    generation: Generation,
+    replan: Arc<dyn Replan>,
 }
 
 impl Start {
     /// The same again, for a model whose workers have ended.
-    fn again(resident: &Resident) -> Self {
-        let Resident { engine, cards, .. } = resident;
-        Self { model: engine.model().clone(), plan: engine.plan().clone(), cards: cards.clone() }
+    fn again(Resident { engine, generation, replan, .. }: &Resident) -> Self {
+        Self {
+            model: engine.model().clone(),
+            plan: Plan::clone(&engine.plan()),
+            generation: generation.clone(),
+            cards: engine.cards(),
+            replan: replan.clone(),
+        }
     }
 
     async fn run(
         self,
         options: EngineOptions,
         progress: impl FnMut(LoadProgress) + Send + 'static,
-    ) -> Result<(Engine, CardLocks), LoadError> {
-        let Self { model, plan, cards } = self;
-        let options = EngineOptions { cards: cards.clone(), ..options };
+    ) -> Result<Started, LoadError> {
+        let Self { model, plan, generation, cards, replan } = self;
+        let options = EngineOptions { cards, replan: Some(replan.clone()), ..options };
         let engine = blocking(move || Engine::start(model, plan, options, progress)).await?;
-        Ok((engine.map_err(|error| LoadError::Engine { error, restored: false })?, cards))
+        let engine = engine.map_err(|error| LoadError::Engine { error, restored: false })?;
+        Ok(Started { engine, generation, replan })
     }
 }
 
 /// Everything that can be refused, with no side effect but the locks on devices, which go with the result.
-fn validate(wanted: &Wanted, given_back: Option<&Plan>) -> Result<(LoadedModel, Plan, CardLocks), LoadError> {
+fn validate(
+    wanted: Wanted,
+    given_back: Option<&Plan>,
+    config: &ConfigFile,
+) -> Result<(Start, EngineOptions), LoadError> {
+    let config = Config::load(config)?;
     let model = open_model_with(&wanted.model, TextNeed::Required, &wanted.tokenizer)?;
-    let plan = wanted.placement.place(model.summary(), Path::new(THIS_PROGRAM), given_back)?;
+    let placement = match wanted.plan {
+        Some(file) => Placement::Saved(file),
+        None => Placement::New(Box::new(config.placement(wanted.params))),
+    };
+    let plan = placement.place(model.summary(), Path::new(THIS_PROGRAM), given_back)?;
     for warning in &plan.warnings {
         tracing::warn!("{warning}");
     }
-    let cards = CardLocks::take(&plan, wanted.placement.shares_devices())?;
-    Ok((model, plan, cards))
+    let cards = CardLocks::take(&plan, placement.shares_devices())?;
+    let model = Arc::new(model);
+    let replan = Arc::new(Replanner::new(model.clone(), placement.request(&plan)));
+    let start = Start { model, plan, generation: config.generation(), cards, replan };
+    Ok((start, config.engine_options()))
 }
 
 /// Runs `work` on a thread where it may take its time.
@@ -328,7 +430,25 @@ pub fn stages(engine: &Engine) -> Vec<StageSummary> {
 /// A stage with what its worker is doing.
 fn report((stage, status): (StageSummary, &StageStatus)) -> StageReport {
     let &StageStatus { state, step, steps, busy_ns, wait_ns, copy_ns, .. } = status;
-    StageReport { stage, state, step, steps, busy_ns, wait_ns, copy_ns }
+    let (lifecycle, (stored_bytes, stored_of)) = (status.lifecycle.as_str(), status.stored);
+    StageReport { stage, lifecycle, state, stored_bytes, stored_of, step, steps, busy_ns, wait_ns, copy_ns }
+}
+
+fn recovery_report(recovery: Recovery) -> RecoveryReport {
+    let Recovery { epoch, code, stages, attempts, .. } = recovery;
+    let Recovery { detect_ms, backoff_ms, replan_ms, respawn_ms, load_ms, replay_ms, .. } = recovery;
+    RecoveryReport {
+        epoch,
+        code,
+        stages,
+        attempts,
+        detect_ms,
+        backoff_ms,
+        replan_ms,
+        respawn_ms,
+        load_ms,
+        replay_ms,
+    }
 }
 
 /// A request that is counted as in flight while this lives.
@@ -338,5 +458,24 @@ pub struct RequestCount(Arc<Service>);
 impl Drop for RequestCount {
     fn drop(&mut self) {
         self.0.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_without_a_model_or_at_its_end_is_not_ready() {
+        let service = Service::default();
+        let states = || {
+            let Readiness { ready, state, reason } = service.readiness();
+            (ready, state, reason.is_some())
+        };
+        assert_eq!(states(), (false, "none", true));
+        service.show(Shown::Loading);
+        assert_eq!(states(), (false, "loading", true));
+        service.drain();
+        assert_eq!(states(), (false, "draining", true));
     }
 }

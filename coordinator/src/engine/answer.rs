@@ -6,7 +6,6 @@ use super::request::{
 };
 use super::text::TextStream;
 use crate::sampler::{SampleError, Sampler};
-use crate::workers::WorkerError;
 use spillway_model::tokenizer::Tokenizer;
 use std::fmt;
 use std::sync::Arc;
@@ -140,8 +139,8 @@ impl Answer {
     }
 
     /// A worker is being replaced.
-    pub(super) fn recovering(&mut self, error: &WorkerError) {
-        self.events.push(GenerateEvent::Recovering { code: error.code(), message: error.to_string() });
+    pub(super) fn recovering(&mut self, code: &'static str, message: &str) {
+        self.events.push(GenerateEvent::Recovering { code, message: message.to_owned() });
     }
 
     /// Ends the answer with an error.

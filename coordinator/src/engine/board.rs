@@ -1,79 +1,17 @@
 //! The board: who is live, who waits, what is in flight. All scheduling, no processes: the driver carries steps between the
 //! board and the workers.
 
-use super::answer::Answer;
 use super::request::{FinishReason, RequestError, RequestId};
 use super::schedule::{Budget, Ready, choose};
-use super::score::ScoreSender;
+use super::sequence::{Output, Sequence, Waiting};
 use super::slots::Slots;
 use crate::workers::WorkerError;
-use spillway_protocol::frame::{FrameError, FrameLimits, LogitRows, SpanShape, StepFrame};
+use spillway_protocol::frame::{FrameError, FrameLimits, StepFrame};
 use std::collections::VecDeque;
 
 /// Fraction of a step that prompts may take beside decoding sequences, and its floor in tokens.
 const PREFILL_BESIDE_DECODE: usize = 8;
 const PREFILL_FLOOR: usize = 32;
-
-/// Where the logits of a sequence go.
-#[derive(Debug)]
-pub(super) enum Output {
-    /// Into an answer.
-    Answer(Box<Answer>),
-    /// To a thread that reads every row.
-    Score(ScoreSender),
-}
-
-/// An accepted request that has no slot yet.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    pub id: RequestId,
-    pub prompt: Vec<u32>,
-    /// Most prompt tokens in one step.
-    pub chunk: usize,
-    pub output: Output,
-}
-
-impl Waiting {
-    /// Tokens to reserve room for.
-    fn length(&self) -> usize {
-        match &self.output {
-            Output::Answer(answer) => self.prompt.len() + answer.max_tokens(),
-            Output::Score(_) => self.prompt.len(),
-        }
-    }
-}
-
-/// A request with a slot.
-#[derive(Debug)]
-struct Sequence {
-    id: RequestId,
-    /// Prompt and answer so far.
-    tokens: Vec<u32>,
-    prompt_len: usize,
-    /// Tokens handed to the workers.
-    sent: usize,
-    /// Tokens that every stage has run.
-    done: usize,
-    /// Steps under way that hold tokens of this sequence.
-    in_flight: usize,
-    chunk: usize,
-    output: Output,
-    /// Its terminal event is decided; it only waits for its steps to come back.
-    closed: bool,
-    suspicion: Option<Suspicion>,
-}
-
-/// A worker failed with a step of this sequence in hand.
-#[derive(Debug, Clone, Copy)]
-struct Suspicion {
-    /// Tokens of the sequence with which the step ended: when they are done, it was not to blame.
-    until: usize,
-    /// Failures in a row.
-    failures: usize,
-}
-
-/// Failures of one step after which its request is to blame: the step runs alone from the first on.
-const POISONOUS: usize = 2;
 
 /// A span of a step under way.
 #[derive(Debug, Clone, Copy)]
@@ -157,22 +95,8 @@ impl Board {
         while let Some(request) = self.waiting.front() {
             let reuse = matches!(request.output, Output::Answer(_));
             let Some(claim) = self.slots.claim(&request.prompt, request.length(), reuse) else { return };
-            let Some(Waiting { id, prompt, chunk, mut output }) = self.waiting.pop_front() else { return };
-            if let Output::Answer(answer) = &mut output {
-                answer.start(claim.cached);
-            }
-            self.live[claim.slot] = Some(Sequence {
-                id,
-                prompt_len: prompt.len(),
-                tokens: prompt,
-                sent: claim.cached,
-                done: claim.cached,
-                in_flight: 0,
-                chunk,
-                output,
-                closed: false,
-                suspicion: None,
-            });
+            let Some(request) = self.waiting.pop_front() else { return };
+            self.live[claim.slot] = Some(request.begin(claim.cached, self.limits.max_tokens));
         }
     }
 
@@ -330,15 +254,40 @@ impl Board {
             if blamed.contains(&slot) {
                 sequence.suspect(error);
             }
+            sequence.was_done = sequence.was_done.max(sequence.done);
             (sequence.sent, sequence.done, sequence.in_flight) = (0, 0, 0);
-            if let Output::Answer(answer) = &mut sequence.output
-                && !sequence.closed
-            {
-                answer.recovering(error);
-            }
             self.release_if_over(slot);
         }
         self.slots.forget();
+        self.tell_recovering(error.code(), &error.to_string());
+    }
+
+    /// Tells everyone who is being answered about a pause.
+    pub(super) fn tell_recovering(&mut self, code: &'static str, message: &str) {
+        for sequence in self.live.iter_mut().flatten().filter(|sequence| !sequence.closed) {
+            if let Output::Answer(answer) = &mut sequence.output {
+                answer.recovering(code, message);
+            }
+        }
+    }
+
+    /// Goes on with workers of other limits that hold nothing; to be called after [`Self::rewind`]. Sequences that have no room
+    /// any more wait for it, before those that never had any.
+    pub(super) fn resettle(&mut self, limits: FrameLimits, steps_in_flight: usize) {
+        let mut live: Vec<Sequence> = std::mem::take(&mut self.live).into_iter().flatten().collect();
+        live.sort_by_key(|sequence| std::cmp::Reverse(sequence.id));
+        live.into_iter().for_each(|sequence| self.waiting.push_front(sequence.into()));
+        self.slots = Slots::new(limits.max_spans, limits.kv_blocks, self.slots.rewindable());
+        self.live = (0..limits.max_spans).map(|_| None).collect();
+        (self.limits, self.steps_in_flight) = (limits, steps_in_flight);
+        self.admit();
+    }
+
+    /// Whether a sequence is not yet where it was before a worker failed.
+    pub(super) fn replaying(&self) -> bool {
+        let behind = |sequence: &Sequence| !sequence.closed && sequence.done < sequence.was_done;
+        let displaced = |request: &Waiting| request.resumed.is_some();
+        self.live.iter().flatten().any(behind) || self.waiting.iter().any(displaced)
     }
 
     /// Every request that has no terminal event yet fails; what the workers held is gone.
@@ -405,77 +354,6 @@ impl Board {
     /// Tokens run since the start.
     pub(super) fn tokens_done(&self) -> u64 {
         self.tokens_done
-    }
-}
-
-impl Sequence {
-    /// A worker failed with a step of this sequence in hand.
-    fn suspect(&mut self, error: &WorkerError) {
-        let failures = self.suspicion.map_or(0, |suspicion| suspicion.failures) + 1;
-        self.suspicion = Some(Suspicion { until: self.sent, failures });
-        if failures >= POISONOUS && !self.closed {
-            self.output.fail(&RequestError::poison(error));
-            self.closed = true;
-        }
-    }
-
-    fn ready(&self, slot: usize) -> Ready {
-        let decoding = self.sent >= self.prompt_len;
-        Ready { slot, pending: self.tokens.len() - self.sent, decoding, chunk: self.chunk }
-    }
-
-    /// The rows wanted of a span that ends at `end`.
-    fn wanted(&self, end: usize) -> LogitRows {
-        match &self.output {
-            Output::Score(_) => LogitRows::All,
-            Output::Answer(_) if end == self.tokens.len() => LogitRows::Last,
-            Output::Answer(_) => LogitRows::None,
-        }
-    }
-
-    fn span(&self, slot: usize, tokens: usize, logits: LogitRows) -> Result<SpanShape, FrameError> {
-        let number = |value: usize| {
-            u32::try_from(value)
-                .map_err(|_| FrameError::Inconsistent("a position is beyond what a frame can say"))
-        };
-        Ok(SpanShape {
-            sequence: self.id.0,
-            state_slot: number(slot)?,
-            start: number(self.sent)?,
-            tokens: number(tokens)?,
-            logits,
-        })
-    }
-
-    /// The logits of `position`; true when the sequence needs no more.
-    fn take_row(&mut self, position: usize, logits: &mut [f32]) -> bool {
-        match &mut self.output {
-            Output::Answer(answer) => answer.choose(&mut self.tokens, logits),
-            Output::Score(score) => {
-                let read = score.row(position, logits);
-                let last = position + 1 == self.tokens.len();
-                if last {
-                    score.end(Ok(()));
-                }
-                last || !read
-            }
-        }
-    }
-}
-
-impl Output {
-    fn abort(&mut self, tokens: &[u32]) {
-        match self {
-            Output::Answer(answer) => answer.finish(FinishReason::Aborted, tokens),
-            Output::Score(score) => score.end(Err(RequestError::stopped())),
-        }
-    }
-
-    fn fail(&mut self, error: &RequestError) {
-        match self {
-            Output::Answer(answer) => answer.fail(error),
-            Output::Score(score) => score.end(Err(error.clone())),
-        }
     }
 }
 

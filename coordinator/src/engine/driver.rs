@@ -1,26 +1,36 @@
 //! The engine's thread: takes commands, sends steps, collects logits, delivers events, and notices the end of a worker.
 
 use super::bench::{self, BenchJob};
-use super::board::{Board, Waiting};
+use super::board::Board;
 use super::mailbox::{Command, Mailbox};
 use super::pipeline::{Collected, Expected, Pipeline};
+use super::recovery::Replaying;
+use super::relocate::Relocation;
 use super::request::RequestError;
+use super::sequence::Waiting;
 use super::shared::Shared;
 use super::supervisor::Supervisor;
 use crate::workers::WorkerError;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use spillway_protocol::frame::FrameLimits;
+use spillway_protocol::plan::Plan;
 use std::sync::Arc;
 
 /// Everything the engine's thread owns.
 #[derive(Debug)]
 pub(super) struct Driver {
     pub board: Board,
-    /// None once a worker has failed.
+    /// None once the engine has given up, and while it recovers.
     pub pipeline: Option<Pipeline>,
+    pub plan: Arc<Plan>,
     pub limits: FrameLimits,
+    /// What the options say about [`Self::steps_in_flight`].
+    pub steps_asked: Option<usize>,
     pub steps_in_flight: usize,
     pub supervisor: Supervisor,
+    pub relocation: Relocation,
+    /// The last recovery, until every sequence is where it was.
+    pub replaying: Option<Replaying>,
     /// Requests that may wait for a slot.
     pub queue: usize,
     pub mailbox: Arc<Mailbox>,
@@ -74,8 +84,9 @@ impl Driver {
     pub(super) fn fail(&mut self, error: &RequestError) {
         tracing::error!(code = error.code, "{error}");
         self.shared.set_failure(error.clone());
-        // Dropping the pipeline ends the workers that are left.
-        self.pipeline = None;
+        if let Some(pipeline) = self.pipeline.take() {
+            pipeline.give_up("the pipeline is given up");
+        }
         self.board.fail_all(error);
         self.tell();
     }
@@ -130,6 +141,7 @@ impl Driver {
         if pipeline.collect(expected, &mut |row, logits| board.row(row, logits))? == Collected::Step {
             board.step_done();
             self.supervisor.progressed();
+            self.relocation.losses.progressed();
         }
         Ok(())
     }
@@ -144,7 +156,10 @@ impl Driver {
         let _ = poll(&mut fds, PollTimeout::NONE);
         let worker_spoke = fds[1..].iter().any(|fd| fd.any().unwrap_or(true));
         match &mut self.pipeline {
-            Some(pipeline) if worker_spoke => pipeline.check(),
+            Some(pipeline) if worker_spoke => {
+                pipeline.listens();
+                pipeline.check()
+            }
             _ => Ok(()),
         }
     }
@@ -181,6 +196,10 @@ impl Driver {
     /// Shows the new state and delivers events, in this order: who hears of an end finds its memory free.
     pub(super) fn tell(&mut self) {
         self.shared.publish(&self.board);
+        if let Some(replaying) = self.replaying.take_if(|_| !self.board.replaying()) {
+            self.shared.set_recovery(replaying.over());
+        }
+        self.shared.set_stalled(self.pipeline.as_ref().and_then(Pipeline::stalled));
         self.board.deliver();
     }
 }

@@ -1,7 +1,6 @@
 //! Why an engine could not be started.
 
 use crate::workers::WorkerError;
-use std::ffi::OsString;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -15,14 +14,6 @@ pub enum EngineError {
         planned: PathBuf,
         /// Path of the model.
         opened: PathBuf,
-    },
-    /// An environment variable that cannot be used.
-    #[error("{name} is {found:?}, but must be a whole number")]
-    Option {
-        /// The variable.
-        name: &'static str,
-        /// Its value.
-        found: OsString,
     },
     /// The system refused a thread or a descriptor.
     #[error("starting the engine failed: {action}: {source}")]
@@ -45,7 +36,6 @@ impl EngineError {
     pub fn code(&self) -> &'static str {
         match self {
             EngineError::PlanMismatch { .. } => "plan_mismatch",
-            EngineError::Option { .. } => "option_invalid",
             EngineError::System { .. } => "engine_system",
             EngineError::Worker(error) => error.code(),
             EngineError::Lost => "internal",

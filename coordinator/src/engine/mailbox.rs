@@ -1,8 +1,8 @@
 //! Commands from any thread to the engine's thread.
 
 use super::bench::BenchJob;
-use super::board::Waiting;
 use super::request::RequestId;
+use super::sequence::Waiting;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -16,10 +16,14 @@ mod driver;
 mod error;
 mod mailbox;
 mod pipeline;
+mod readiness;
 mod recover;
+mod recovery;
+mod relocate;
 mod request;
 mod schedule;
 mod score;
+mod sequence;
 mod shared;
 mod slots;
 mod start;
@@ -29,19 +33,23 @@ mod watchdog;
 
 pub use bench::{BenchRequest, BenchResult};
 pub use error::EngineError;
+pub use readiness::{RECOVERY_GRACE, Readiness};
+pub use recovery::Recovery;
+pub use relocate::{DeviceLost, Placed, Replan, ReplanError};
 pub use request::{
     Completion, ErrorClass, EventSink, FinishReason, GenerateEvent, GenerateRequest, RequestError, RequestId,
     ScoreRequest, Timings,
 };
 pub use shared::{EngineStatus, StageStatus};
+pub(crate) use supervisor::DEFAULT_LIMIT as DEFAULT_RESTART_LIMIT;
 
 use crate::cards::CardLocks;
 use crate::open::LoadedModel;
 use crate::workers::LoadProgress;
 use answer::Answer;
 use bench::BenchJob;
-use board::{Output, Waiting};
 use mailbox::{Command, Mailbox};
+use sequence::{Output, Waiting};
 use shared::Shared;
 use spillway_protocol::plan::Plan;
 use std::ops::ControlFlow;
@@ -64,22 +72,10 @@ pub struct EngineOptions {
     pub restart_limit: Option<usize>,
     /// Locks on the plan's cards, held until the workers have ended.
     pub cards: CardLocks,
-}
-
-/// Environment variable with [`EngineOptions::restart_limit`].
-const RESTART_LIMIT: &str = "SPILLWAY_RESTART_LIMIT";
-
-impl EngineOptions {
-    /// What the environment says, the rest left out.
-    ///
-    /// # Errors
-    /// A variable that is no number.
-    pub fn from_env() -> Result<EngineOptions, EngineError> {
-        let Some(value) = std::env::var_os(RESTART_LIMIT) else { return Ok(EngineOptions::default()) };
-        let limit = value.to_str().and_then(|text| text.parse().ok());
-        let restart_limit = Some(limit.ok_or(EngineError::Option { name: RESTART_LIMIT, found: value })?);
-        Ok(EngineOptions { restart_limit, ..EngineOptions::default() })
-    }
+    /// What happens when a device does not come back.
+    pub device_lost: DeviceLost,
+    /// Who finds another placement then; without one every request fails.
+    pub replan: Option<Arc<dyn Replan>>,
 }
 
 /// A handle to a running engine; clones share it. The engine ends with [`Engine::shutdown`] or when the last handle is
@@ -92,7 +88,6 @@ pub struct Engine {
 #[derive(Debug)]
 struct Inner {
     model: Arc<LoadedModel>,
-    plan: Plan,
     mailbox: Arc<Mailbox>,
     shared: Arc<Shared>,
     next_id: AtomicU64,
@@ -116,16 +111,20 @@ impl Engine {
         &self.inner.model
     }
 
-    /// The placement that was loaded.
-    pub fn plan(&self) -> &Plan {
-        &self.inner.plan
+    /// The placement that runs: another one than was started when a device has been lost.
+    pub fn plan(&self) -> Arc<Plan> {
+        self.inner.shared.plan()
+    }
+
+    /// The locks on its cards.
+    pub fn cards(&self) -> CardLocks {
+        self.inner.shared.cards()
     }
 
     /// Accepts a request, or refuses it without any event. An accepted one ends in exactly one terminal event.
     pub fn submit(&self, mut request: GenerateRequest, events: EventSink) -> Result<RequestId, RequestError> {
-        let Inner { model, plan, .. } = &*self.inner;
-        let tokenizer = model.tokenizer().cloned();
-        request.check(plan, tokenizer.as_deref())?;
+        let (plan, tokenizer) = (self.plan(), self.model().tokenizer().cloned());
+        request.check(&plan, tokenizer.as_deref())?;
         let max_tokens = request.max_tokens.min(plan.limits.max_seq - request.prompt.len());
         let answer = Answer::new(&request, max_tokens, tokenizer, events);
         self.enqueue(request.prompt, plan.limits.max_step_tokens, Output::Answer(Box::new(answer)))
@@ -146,8 +145,9 @@ impl Engine {
         request: &ScoreRequest,
         on_row: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
     ) -> Result<(), RequestError> {
-        request.check(&self.inner.plan)?;
-        let largest = self.inner.plan.limits.max_step_tokens;
+        let plan = self.plan();
+        request.check(&plan)?;
+        let largest = plan.limits.max_step_tokens;
         let chunk = request.chunk.map_or(largest, |chunk| chunk.min(largest));
         let (sender, reader) = score::pair();
         let id = self.enqueue(request.ids.clone(), chunk, Output::Score(sender))?;
@@ -160,7 +160,7 @@ impl Engine {
     /// Times prefill and decode inside the engine with pseudo-random ids, ignoring end-of-generation tokens. Blocks;
     /// refused with `busy` while other requests are live.
     pub fn bench(&self, request: &BenchRequest) -> Result<BenchResult, RequestError> {
-        RequestError::check_length(request.length(), self.inner.plan.limits.max_seq)?;
+        RequestError::check_length(request.length(), self.plan().limits.max_seq)?;
         let (reply, answer) = mpsc::sync_channel(1);
         let job = BenchJob { request: *request, reply };
         self.inner.mailbox.push(Command::Bench(job)).map_err(|_| RequestError::stopped())?;
@@ -170,6 +170,11 @@ impl Engine {
     /// What the engine is doing now.
     pub fn status(&self) -> EngineStatus {
         self.inner.shared.status()
+    }
+
+    /// Whether a request that came now would be answered.
+    pub fn readiness(&self) -> Readiness {
+        self.inner.shared.readiness()
     }
 
     /// Aborts what is live, ends the workers and waits for them (2 s, then they are killed). Idempotent. Called from an
@@ -183,7 +188,7 @@ impl Engine {
             return Err(error);
         }
         let id = RequestId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
-        let request = Waiting { id, prompt, chunk, output };
+        let request = Waiting::new(id, prompt, chunk, output);
         self.inner.mailbox.push(Command::Submit(request)).map_err(|_| RequestError::stopped())?;
         Ok(id)
     }

@@ -1,7 +1,7 @@
 //! The workers as one function: steps go in, logits come out in the same order.
 
 use super::watchdog::{Awaited, Watchdog};
-use crate::workers::{Link, LoadWatcher, WorkerError, WorkerView, Workers};
+use crate::workers::{Link, LoadWatcher, ReviveTimes, WorkerError, WorkerView, Workers};
 use spillway_protocol::frame::{self, FrameError, FrameLimits, StepFrame};
 use spillway_protocol::ring::{RingError, Wait};
 use std::collections::VecDeque;
@@ -23,6 +23,8 @@ pub(super) struct Pipeline {
     under_way: VecDeque<Awaited>,
     watchdog: Watchdog,
     doubt: Option<Doubt>,
+    /// When every worker was last known to be there.
+    alive: Instant,
     frame: StepFrame,
     ids: Vec<u32>,
     row: Vec<f32>,
@@ -31,6 +33,7 @@ pub(super) struct Pipeline {
 /// A worker has been silent for too long, but may only be waiting for a processor.
 #[derive(Debug, Clone, Copy)]
 struct Doubt {
+    stage: usize,
     /// Its silence when the doubt arose, and how long it had waited for processors until then.
     silence: Duration,
     starved: Duration,
@@ -72,6 +75,7 @@ impl Pipeline {
             under_way: VecDeque::new(),
             watchdog: Watchdog::default(),
             doubt: None,
+            alive: Instant::now(),
             frame: StepFrame::with_limits(&limits),
             ids: Vec::with_capacity(limits.max_tokens),
             row: vec![0.0; limits.vocab],
@@ -115,6 +119,7 @@ impl Pipeline {
     ) -> Result<Collected, WorkerError> {
         match self.read(expected, on_row) {
             Ok(Collected::Step) => {
+                (self.doubt, self.alive) = (None, Instant::now());
                 if let Some(awaited) = self.under_way.pop_front() {
                     self.watchdog.done(awaited, LOOK);
                 }
@@ -180,13 +185,23 @@ impl Pipeline {
             }
             // On a machine with more work than processors, a worker may be waiting for one.
             let starved = self.workers.starved(silent.stage);
-            let doubt = *self.doubt.get_or_insert(Doubt { silence: silent.silence, starved });
+            let doubt =
+                *self.doubt.get_or_insert(Doubt { stage: silent.stage, silence: silent.silence, starved });
             if !doubt.is_over(silent.silence, starved) {
                 return Ok(());
             }
         }
         self.doubt = None;
-        Err(self.workers.give_up(silent.stage, silent.silence))
+        Err(self.workers.end_hung(silent.stage, silent.silence))
+    }
+
+    /// Why the step under way may never come back, if it seems so.
+    pub(super) fn stalled(&self) -> Option<String> {
+        let Doubt { stage, silence, .. } = self.doubt?;
+        Some(format!(
+            "stage {stage} made no progress in a step for {:.1} s; it is being watched",
+            silence.as_secs_f64()
+        ))
     }
 
     /// Replaces workers that have failed and begins a new epoch: steps under way are forgotten. The numbers of the stages
@@ -195,17 +210,49 @@ impl Pipeline {
         &mut self,
         epoch: u64,
         watcher: &mut dyn LoadWatcher,
+        times: &mut ReviveTimes,
     ) -> Result<Vec<usize>, WorkerError> {
         self.under_way.clear();
         self.watchdog.rest();
         self.doubt = None;
         self.epoch = epoch;
-        self.workers.revive(epoch, watcher)
+        let replaced = self.workers.revive(epoch, watcher, times);
+        self.alive = Instant::now();
+        replaced
     }
 
     /// Whether every worker is still there.
     pub(super) fn check(&mut self) -> Result<(), WorkerError> {
-        self.workers.failure().map_or(Ok(()), Err)
+        match self.workers.failure() {
+            Some(error) => Err(error),
+            None => {
+                self.alive = Instant::now();
+                Ok(())
+            }
+        }
+    }
+
+    /// The next word of a worker, or its end, will be noticed at once.
+    pub(super) fn listens(&mut self) {
+        self.alive = Instant::now();
+    }
+
+    /// The longest time for which `error` can have gone unnoticed.
+    pub(super) fn unnoticed(&self, error: &WorkerError) -> Duration {
+        match error {
+            WorkerError::Hung { silence, .. } => *silence,
+            _ => self.alive.elapsed(),
+        }
+    }
+
+    /// The next start has to wait.
+    pub(super) fn back_off(&mut self) {
+        self.workers.back_off();
+    }
+
+    /// Ends the workers; there will be no others.
+    pub(super) fn give_up(self, cause: &str) {
+        self.workers.give_up(cause);
     }
 
     /// Descriptors that become readable when a worker is gone.

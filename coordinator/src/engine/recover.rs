@@ -6,11 +6,11 @@
 
 use super::driver::{Driver, Next};
 use super::mailbox::Command;
-use super::pipeline::Pipeline;
+use super::recovery::{Recovery, Replaying, ms};
 use super::request::RequestError;
 use super::start::next_epoch;
 use super::supervisor::Verdict;
-use crate::workers::{LoadProgress, LoadWatcher, WorkerError};
+use crate::workers::{LoadProgress, LoadWatcher, ReviveTimes, WorkerError, WorkerView};
 use nix::poll::{PollFd, PollFlags, poll};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -18,79 +18,182 @@ use std::time::{Duration, Instant};
 /// Longest sleep during a wait, in milliseconds.
 const TICK: u8 = 20;
 
+/// What has been done about a failure so far.
+#[derive(Debug, Default)]
+pub(super) struct Attempts {
+    count: u32,
+    pub backoff: Duration,
+    pub replan: Duration,
+    pub times: ReviveTimes,
+}
+
+/// A pipeline that serves again.
+#[derive(Debug)]
+pub(super) struct Revived {
+    pub epoch: u64,
+    /// Whose workers were replaced.
+    pub stages: Vec<usize>,
+}
+
+/// Why an attempt did not succeed.
+#[derive(Debug)]
+pub(super) enum Setback {
+    /// Another one may.
+    Worker(WorkerError),
+    /// No other one will: the last word to every request.
+    Final(RequestError),
+}
+
 impl Driver {
     /// Replaces what has failed, as often as it takes, or gives up and ends every request.
     pub(super) fn recover(&mut self, mut error: WorkerError) -> Next {
-        let began = Instant::now();
+        let unnoticed = self.pipeline.as_ref().map_or(Duration::ZERO, |pipeline| pipeline.unnoticed(&error));
+        let code = error.code();
+        let mut attempts = Attempts::default();
         loop {
-            let delay = match self.supervisor.judge(Instant::now()) {
-                Verdict::Restart(delay) if !error.is_final() => delay,
-                _ => {
-                    self.fail(&RequestError::given_up(&error, self.supervisor.recent()));
+            let gone = self.loses_device(&error);
+            let delay = match self.verdict(&error, gone) {
+                Ok(delay) => delay,
+                Err(end) => {
+                    self.fail(&end);
                     return Next::GoOn;
                 }
             };
-            tracing::warn!(code = error.code(), recent = self.supervisor.recent(), "{error}; it is replaced");
-            self.board.rewind(&error);
-            self.shared.set_recovering(&error, self.pipeline.iter().flat_map(Pipeline::views).collect());
-            self.tell();
-            match self.replace(delay) {
-                Ok(Some(replaced)) => {
-                    let ms = began.elapsed().as_millis();
-                    tracing::info!(stages = ?replaced, ms, "workers replaced, requests go on");
+            // Without a pipeline, the last attempt was on another placement, which did not start either.
+            let elsewhere = gone || self.pipeline.is_none();
+            self.announce(&error, if elsewhere { "the model is placed anew" } else { "it is replaced" });
+            attempts.count += 1;
+            let outcome = match elsewhere {
+                true => self.relocate(delay, &mut attempts),
+                false => self.replace(delay, &mut attempts),
+            };
+            match outcome {
+                Ok(Some(revived)) => {
+                    self.recovered(revived, Recovery { code, detect_ms: ms(unnoticed), ..attempts.record() });
                     return Next::GoOn;
                 }
                 Ok(None) => return Next::Stop,
-                Err(again) => error = again,
+                Err(Setback::Worker(again)) => error = again,
+                Err(Setback::Final(error)) => {
+                    self.fail(&error);
+                    return Next::GoOn;
+                }
             }
         }
     }
 
-    /// Waits, then revives the pipeline: the stages that were replaced, or nothing when the engine is to stop.
-    fn replace(&mut self, delay: Duration) -> Result<Option<Vec<usize>>, WorkerError> {
+    /// How long to wait before the next start, or why there is none.
+    fn verdict(&mut self, error: &WorkerError, gone: bool) -> Result<Duration, RequestError> {
+        match self.supervisor.judge(Instant::now()) {
+            Verdict::Restart(_) if gone && self.relocation.replan.is_none() => {
+                Err(RequestError::device_lost(
+                    &self.relocation.losses.words(),
+                    "the model is not to be placed anew (supervision.device_lost)",
+                ))
+            }
+            Verdict::Restart(delay) if !error.is_final() => Ok(delay),
+            _ => Err(RequestError::given_up(error, self.supervisor.recent())),
+        }
+    }
+
+    /// Tells everyone that something is being done about a failure.
+    fn announce(&mut self, error: &WorkerError, remedy: &str) {
+        tracing::warn!(code = error.code(), recent = self.supervisor.recent(), "{error}; {remedy}");
+        self.replaying = None;
+        self.board.rewind(error);
+        self.shared.set_recovering(error);
+        if let Some(pipeline) = &self.pipeline {
+            self.shared.set_workers(pipeline.views());
+        }
+        self.tell();
+    }
+
+    /// Requests go on: says so, and how long it took.
+    fn recovered(&mut self, Revived { epoch, stages }: Revived, recovery: Recovery) {
+        let (views, links) =
+            self.pipeline.iter().map(|it| (it.views(), it.links())).next().unwrap_or_default();
+        self.shared.set_recovered(views, links, epoch, stages.len());
+        self.supervisor.recovered(Instant::now());
+        let recovery = Recovery { epoch, stages, ..recovery };
+        self.replaying = Some(Replaying { since: Instant::now(), recovery });
+    }
+
+    /// Waits, then revives the pipeline; none when the engine is to stop.
+    fn replace(&mut self, delay: Duration, attempts: &mut Attempts) -> Result<Option<Revived>, Setback> {
         // Taken out, so that commands can be served while it loads.
         let Some(mut pipeline) = self.pipeline.take() else { return Ok(None) };
-        let mut meanwhile = Meanwhile { driver: self, stop: false };
-        let until = Instant::now() + delay;
-        while Instant::now() < until && meanwhile.tick().is_continue() {
-            meanwhile.wait();
+        if !delay.is_zero() {
+            pipeline.back_off();
+            self.shared.set_workers(pipeline.views());
         }
+        let mut meanwhile = Meanwhile::new(self);
+        attempts.backoff += meanwhile.pause(delay);
         let epoch = next_epoch();
-        let revived =
-            if meanwhile.stop { Err(WorkerError::GivenUp) } else { pipeline.revive(epoch, &mut meanwhile) };
-        let stop = meanwhile.stop;
-        if let Ok(replaced) = &revived {
-            self.shared.set_recovered(pipeline.views(), pipeline.links(), epoch, replaced.len());
-        }
+        let revived = match meanwhile.stops() {
+            true => Err(WorkerError::GivenUp),
+            false => pipeline.revive(epoch, &mut meanwhile, &mut attempts.times),
+        };
+        let stop = meanwhile.stops();
         self.pipeline = Some(pipeline);
         match revived {
+            Ok(stages) => Ok(Some(Revived { epoch, stages })),
             Err(_) if stop => Ok(None),
-            revived => revived.map(Some),
+            Err(error) => Err(Setback::Worker(error)),
         }
     }
 }
 
-/// What the engine does while a worker loads.
-struct Meanwhile<'a> {
+impl Attempts {
+    fn record(&self) -> Recovery {
+        Recovery {
+            attempts: self.count,
+            backoff_ms: ms(self.backoff),
+            replan_ms: ms(self.replan),
+            respawn_ms: ms(self.times.respawn),
+            load_ms: ms(self.times.load),
+            ..Recovery::default()
+        }
+    }
+}
+
+/// What the engine does while a worker loads, or something else takes its time.
+#[derive(Debug)]
+pub(super) struct Meanwhile<'a> {
     driver: &'a mut Driver,
     stop: bool,
 }
 
-impl Meanwhile<'_> {
+impl<'a> Meanwhile<'a> {
+    pub(super) fn new(driver: &'a mut Driver) -> Meanwhile<'a> {
+        Meanwhile { driver, stop: false }
+    }
+
+    pub(super) fn driver(&mut self) -> &mut Driver {
+        self.driver
+    }
+
+    /// Whether the engine has been told to stop.
+    pub(super) fn stops(&self) -> bool {
+        self.stop
+    }
+
+    /// Serves commands for a time, or until the engine is to stop; how long that was.
+    pub(super) fn pause(&mut self, time: Duration) -> Duration {
+        let began = Instant::now();
+        while began.elapsed() < time && self.serve().is_continue() {
+            self.wait();
+        }
+        began.elapsed()
+    }
+
     /// Sleeps until a command comes, for a moment at most.
-    fn wait(&self) {
+    pub(super) fn wait(&self) {
         // An interrupted or failed poll only means that the caller looks around earlier.
         let _ = poll(&mut [PollFd::new(self.driver.mailbox.bell(), PollFlags::POLLIN)], TICK);
     }
-}
-
-impl LoadWatcher for Meanwhile<'_> {
-    fn progress(&mut self, progress: LoadProgress) {
-        tracing::debug!(?progress, "a new worker loads");
-    }
 
     /// Requests are queued, or ended when their users want that.
-    fn tick(&mut self) -> ControlFlow<()> {
+    pub(super) fn serve(&mut self) -> ControlFlow<()> {
         while let Some(command) = self.driver.mailbox.pop() {
             match command {
                 Command::Submit(request) => self.driver.accept(request),
@@ -101,5 +204,16 @@ impl LoadWatcher for Meanwhile<'_> {
         }
         self.driver.tell();
         if self.stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+impl LoadWatcher for Meanwhile<'_> {
+    fn progress(&mut self, progress: LoadProgress) {
+        tracing::debug!(?progress, "a new worker loads");
+    }
+
+    fn tick(&mut self, workers: &dyn Fn() -> Vec<WorkerView>) -> ControlFlow<()> {
+        self.driver.shared.set_workers(workers());
+        self.serve()
     }
 }

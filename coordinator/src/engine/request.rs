@@ -49,7 +49,8 @@ pub enum GenerateEvent {
         /// Prompt tokens that were already in the slot and are not computed again.
         cached_tokens: usize,
     },
-    /// A worker failed and is being replaced; the answer goes on afterwards where it was.
+    /// A worker failed and is being replaced; the answer goes on afterwards where it was. After the loss of a device a second
+    /// one, `device_replanned`, tells that the model has been placed anew.
     Recovering {
         /// Code of the failure.
         code: &'static str,
@@ -307,6 +308,12 @@ impl RequestError {
         };
         let message = format!("{error}{often}");
         RequestError { given_up: true, ..RequestError::new(error.code(), ErrorClass::Transient, message) }
+    }
+
+    /// Devices do not come back (`lost` says which), and without them the model does not run.
+    pub(super) fn device_lost(lost: &str, why: &str) -> RequestError {
+        let message = format!("{lost}; {why}; load the model again when that has changed");
+        RequestError::new("gpu_lost", ErrorClass::Transient, message)
     }
 
     /// The request's own step has ended its worker twice.

@@ -44,6 +44,11 @@ impl Slots {
         Slots { slots, pool: BlockPool::new(kv_blocks), rewindable, releases: 0 }
     }
 
+    /// Whether a sequence can continue from the middle of a log.
+    pub(super) fn rewindable(&self) -> bool {
+        self.rewindable
+    }
+
     /// Claims a slot with blocks for `length` tokens, or nothing while slots or blocks are short. The last prompt token is
     /// never cached: it has to run to give logits. Without `reuse` the sequence starts afresh.
     pub(super) fn claim(&mut self, prompt: &[u32], length: usize, reuse: bool) -> Option<Claim> {

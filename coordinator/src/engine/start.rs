@@ -4,6 +4,7 @@ use super::board::Board;
 use super::driver::Driver;
 use super::mailbox::Mailbox;
 use super::pipeline::Pipeline;
+use super::relocate::{DeviceLost, Losses, Relocation};
 use super::request::RequestError;
 use super::shared::Shared;
 use super::supervisor::{DEFAULT_LIMIT, Supervisor};
@@ -11,7 +12,7 @@ use super::{Engine, EngineError, EngineOptions, Inner};
 use crate::devices::THIS_PROGRAM;
 use crate::open::LoadedModel;
 use crate::planner::steps_in_flight;
-use crate::workers::{LoadProgress, LoadWatcher, WorkerError, Workers};
+use crate::workers::{LoadProgress, LoadWatcher, WorkerError, WorkerView, Workers};
 use spillway_model::gguf::FileStamp;
 use spillway_protocol::frame::FrameLimits;
 use spillway_protocol::plan::Plan;
@@ -56,7 +57,7 @@ pub(super) fn start(
     let (news, incoming) = channel();
     let launch = Launch {
         rewindable: rewindable(&model),
-        plan: plan.clone(),
+        plan,
         file_stamp: model.file().gguf().stamp(),
         options,
         mailbox: mailbox.clone(),
@@ -69,7 +70,7 @@ pub(super) fn start(
             News::Progress(event) => progress(event),
             News::Ready(shared) => {
                 let thread = Mutex::new(Some(thread));
-                let inner = Inner { model, plan, mailbox, shared, next_id: AtomicU64::new(1), thread };
+                let inner = Inner { model, mailbox, shared, next_id: AtomicU64::new(1), thread };
                 return Ok(Engine { inner: Arc::new(inner) });
             }
             News::Failed(error) => {
@@ -92,7 +93,7 @@ impl LoadWatcher for Starting<'_> {
         drop(self.news.send(News::Progress(progress)));
     }
 
-    fn tick(&mut self) -> ControlFlow<()> {
+    fn tick(&mut self, _workers: &dyn Fn() -> Vec<WorkerView>) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 }
@@ -116,27 +117,33 @@ impl Launch {
     fn run(self, news: &Sender<News>) {
         let epoch = next_epoch();
         let exe = self.options.worker_exe.clone().unwrap_or_else(|| PathBuf::from(THIS_PROGRAM));
-        match Workers::start(self.plan.clone(), self.file_stamp, exe, epoch, &mut Starting { news }) {
-            Ok(workers) => self.serve(workers, epoch, news),
+        match Workers::start(self.plan.clone(), self.file_stamp, exe.clone(), epoch, &mut Starting { news }) {
+            Ok(workers) => self.serve(workers, exe, epoch, news),
             Err(error) => drop(news.send(News::Failed(error))),
         }
     }
 
-    fn serve(self, workers: Workers, epoch: u64, news: &Sender<News>) {
-        let limits = FrameLimits::new(&self.plan.limits, self.plan.model.d_model, self.plan.model.vocab);
-        // More steps than stages would only wait in rings.
-        let asked = self.options.steps_in_flight.unwrap_or_else(|| steps_in_flight(&self.plan));
-        let steps_in_flight = asked.clamp(1, self.plan.stages.len());
+    fn serve(self, workers: Workers, exe: PathBuf, epoch: u64, news: &Sender<News>) {
+        let Launch { plan, file_stamp, options, rewindable, mailbox } = self;
+        let plan = Arc::new(plan);
+        let limits = FrameLimits::new(&plan.limits, plan.model.d_model, plan.model.vocab);
+        let steps_in_flight = depth(options.steps_in_flight, &plan);
         let pipeline = Pipeline::new(workers, limits, epoch);
-        let shared = Arc::new(Shared::new(pipeline.views(), pipeline.links(), epoch, limits.kv_blocks));
+        let shared = Arc::new(Shared::new(plan.clone(), options.cards, limits.kv_blocks));
+        shared.set_started(pipeline.views(), pipeline.links(), epoch);
+        let replan = options.replan.filter(|_| options.device_lost == DeviceLost::Replan);
         let mut driver = Driver {
-            board: Board::new(limits, self.rewindable, steps_in_flight),
+            board: Board::new(limits, rewindable, steps_in_flight),
             pipeline: Some(pipeline),
+            plan,
             limits,
+            steps_asked: options.steps_in_flight,
             steps_in_flight,
-            supervisor: Supervisor::new(self.options.restart_limit.unwrap_or(DEFAULT_LIMIT)),
-            queue: self.options.queue.unwrap_or(DEFAULT_QUEUE),
-            mailbox: self.mailbox,
+            supervisor: Supervisor::new(options.restart_limit.unwrap_or(DEFAULT_LIMIT)),
+            relocation: Relocation { replan, exe, file_stamp, losses: Losses::default() },
+            replaying: None,
+            queue: options.queue.unwrap_or(DEFAULT_QUEUE),
+            mailbox,
             shared: shared.clone(),
         };
         if news.send(News::Ready(shared)).is_ok() && catch_unwind(AssertUnwindSafe(|| driver.run())).is_err()
@@ -145,4 +152,9 @@ impl Launch {
         }
         driver.close();
     }
+}
+
+/// How many steps may be in the pipeline at once; more than there are stages would only wait in rings.
+pub(super) fn depth(asked: Option<usize>, plan: &Plan) -> usize {
+    asked.unwrap_or_else(|| steps_in_flight(plan)).clamp(1, plan.stages.len().max(1))
 }

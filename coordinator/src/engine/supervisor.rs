@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Failures within [`WINDOW`] after which a pipeline is given up, unless the options say otherwise.
-pub(super) const DEFAULT_LIMIT: usize = 5;
+pub(crate) const DEFAULT_LIMIT: usize = 5;
 /// How long a failure counts.
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
 /// Wait before a start after which no step was completed; doubled with each further one.
@@ -25,19 +25,26 @@ pub(super) enum Verdict {
 pub(super) struct Supervisor {
     limit: usize,
     failures: VecDeque<Instant>,
-    /// Failures since a step was completed.
+    /// Failures since a step was completed, or workers have been there for long.
     fruitless: u32,
+    /// Since when all workers have been there again.
+    complete: Option<Instant>,
 }
 
 impl Supervisor {
-    /// Gives up at more than `limit` failures within [`WINDOW`]; 0 restarts nothing.
+    /// Gives up at more than `limit` failures within [`WINDOW`], or without a step in between; 0 restarts nothing.
     pub(super) fn new(limit: usize) -> Supervisor {
-        Supervisor { limit, failures: VecDeque::new(), fruitless: 0 }
+        Supervisor { limit, failures: VecDeque::new(), fruitless: 0, complete: None }
     }
 
     /// A step was completed.
     pub(super) fn progressed(&mut self) {
         self.fruitless = 0;
+    }
+
+    /// All workers are there again.
+    pub(super) fn recovered(&mut self, now: Instant) {
+        self.complete = Some(now);
     }
 
     /// A worker has failed.
@@ -46,10 +53,14 @@ impl Supervisor {
             self.failures.pop_front();
         }
         self.failures.push_back(now);
-        if self.failures.len() > self.limit {
-            return Verdict::GiveUp;
+        if self.complete.take().is_some_and(|since| now.duration_since(since) > WINDOW) {
+            self.fruitless = 0;
         }
         self.fruitless = self.fruitless.saturating_add(1);
+        // Failures that take long, such as loads that hang, are never many within the window.
+        if self.failures.len() > self.limit || self.fruitless as usize > self.limit {
+            return Verdict::GiveUp;
+        }
         Verdict::Restart(match self.fruitless {
             1 => Duration::ZERO,
             more => {
@@ -97,25 +108,43 @@ mod tests {
     }
 
     #[test]
+    fn failures_that_are_far_apart_count_when_nothing_came_of_the_starts_between_them() {
+        let far = |nth: u32| Instant::now() + WINDOW * 2 * nth;
+        let (mut hanging, mut idle) = (Supervisor::new(3), Supervisor::new(3));
+        for nth in 0..9 {
+            assert_eq!(hanging.judge(far(nth)) == Verdict::GiveUp, nth >= 3, "loads that hang, {nth}");
+            assert_eq!(idle.judge(far(nth)), Verdict::Restart(Duration::ZERO), "workers without work, {nth}");
+            idle.recovered(far(nth));
+        }
+    }
+
+    #[test]
     fn a_limit_of_zero_restarts_nothing() {
         assert_eq!(Supervisor::new(0).judge(Instant::now()), Verdict::GiveUp);
     }
 
     proptest! {
-        /// Whatever the times: never more than the limit within a window, and never given up below it.
+        /// Whatever the times: never more than the limit within a window or in a row, and never given up below it.
         #[test]
-        fn gives_up_exactly_when_a_window_holds_more_than_the_limit(
-            limit in 0usize..20, gaps in prop::collection::vec(0u64..40_000, 1..60),
+        fn gives_up_exactly_when_a_window_or_a_row_holds_more_than_the_limit(
+            limit in 0usize..20, gaps in prop::collection::vec((0u64..40_000, any::<bool>()), 1..60),
         ) {
             let mut supervisor = Supervisor::new(limit);
-            let (mut now, mut times) = (Instant::now(), Vec::new());
-            for gap in gaps {
+            let (mut now, mut times, mut row) = (Instant::now(), Vec::new(), 0);
+            for (gap, progressed) in gaps {
                 now += Duration::from_millis(gap);
+                if progressed {
+                    supervisor.progressed();
+                    row = 0;
+                }
                 times.push(now);
+                row += 1;
                 let within = times.iter().filter(|at| now.duration_since(**at) <= WINDOW).count();
                 match supervisor.judge(now) {
-                    Verdict::GiveUp => prop_assert!(within > limit),
-                    Verdict::Restart(delay) => prop_assert!(within <= limit && delay <= LONGEST_DELAY),
+                    Verdict::GiveUp => prop_assert!(within > limit || row > limit),
+                    Verdict::Restart(delay) => {
+                        prop_assert!(within <= limit && row <= limit && delay <= LONGEST_DELAY);
+                    }
                 }
             }
         }

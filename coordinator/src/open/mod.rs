@@ -32,8 +32,12 @@ pub struct LoadedModel {
     path: PathBuf,
     file: ModelFile,
     tokenizer: Option<Arc<Tokenizer>>,
+    chat_template: Option<String>,
     summary: ModelSummary,
 }
+
+/// Metadata key of the chat template.
+const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
 impl LoadedModel {
     /// Absolute path of the file.
@@ -49,6 +53,12 @@ impl LoadedModel {
     /// The tokenizer; absent when it was not asked for, or the file has none.
     pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
         self.tokenizer.as_ref()
+    }
+
+    /// The file's chat template. A copy: while the model is served nothing may read the mapped file any more, since a file that
+    /// someone truncates ends whoever reads it.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.chat_template.as_deref()
     }
 
     /// Sizes for the planner.
@@ -157,7 +167,11 @@ pub fn open_model_with(
     let file = ModelFile::open(&absolute)?;
     let summary = Sizer { file: &file, path: &absolute }.summary()?;
     let tokenizer = tokenizer(&file, &absolute, text, options)?.map(Arc::new);
-    Ok(LoadedModel { path: absolute, file, tokenizer, summary })
+    let chat_template = match text {
+        TextNeed::Ignored => None,
+        _ => chat_template(&file, &absolute)?,
+    };
+    Ok(LoadedModel { path: absolute, file, tokenizer, chat_template, summary })
 }
 
 fn tokenizer(
@@ -176,6 +190,11 @@ fn tokenizer(
         TextNeed::Optional => Ok(None),
         TextNeed::Required => Err(OpenError::NoTokenizer { path: path.into() }),
     }
+}
+
+fn chat_template(file: &ModelFile, path: &Path) -> Result<Option<String>, OpenError> {
+    let refused = |error: GgufError| OpenError::Tokenizer { path: path.into(), source: error.into() };
+    Ok(file.gguf().metadata().str(TEMPLATE_KEY).map_err(refused)?.map(str::to_owned))
 }
 
 /// Converters write the model `none` where they had no tokenizer.

@@ -32,7 +32,12 @@ pub use render::{bytes, table};
 pub use replay::{Difference, diff, differences, replay};
 pub use request::PlacementRequest;
 use request::{Budget, Wishes};
+#[cfg(test)]
+pub(crate) use request::{DEFAULT_MAX_SEQ, DEFAULT_PARALLEL};
+pub(crate) use request::{DEFAULT_STEP, MAX_PARALLEL, MAX_STAGES, MAX_STEP, MAX_THREADS, read_layer_list};
 pub(crate) use rings::RING_SLOTS;
+pub(crate) use seats::TOLERANCE;
+pub(crate) use size::read as read_size;
 use spillway_protocol::plan::{Execution, PLAN_VERSION, Plan, Residency, Stage};
 pub use summary::{GpuSizes, LayerSizes, ModelSummary};
 

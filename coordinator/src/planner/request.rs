@@ -52,18 +52,18 @@ pub struct PlacementRequest {
     pub peer_copies: Option<String>,
 }
 
-const DEFAULT_MAX_SEQ: usize = 4096;
-const DEFAULT_PARALLEL: usize = 4;
-const DEFAULT_STEP: usize = 512;
+pub(crate) const DEFAULT_MAX_SEQ: usize = 4096;
+pub(crate) const DEFAULT_PARALLEL: usize = 4;
+pub(crate) const DEFAULT_STEP: usize = 512;
 
 /// Layer weights from which on a model does not need inputs finer than 8 bits (decision 7).
 const FINE_BELOW: u64 = 1_000_000_000;
 
 /// Highest values that mean anything; beyond them a typo is more likely than a wish.
-pub(super) const MAX_THREADS: usize = 1024;
-pub(super) const MAX_PARALLEL: usize = 256;
-pub(super) const MAX_STEP: usize = 8192;
-const MAX_STAGES: usize = 256;
+pub(crate) const MAX_THREADS: usize = 1024;
+pub(crate) const MAX_PARALLEL: usize = 256;
+pub(crate) const MAX_STEP: usize = 8192;
+pub(crate) const MAX_STAGES: usize = 256;
 
 /// A request that has been read: every number is in range, names are resolved, stages are not yet laid out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -350,7 +350,8 @@ fn in_range(
     }
 }
 
-fn read_layer_list(list: &str) -> Result<Vec<usize>, Refusal> {
+/// Reads the layers of each stage.
+pub(crate) fn read_layer_list(list: &str) -> Result<Vec<usize>, Refusal> {
     list.split(',')
         .map(|entry| {
             let entry = entry.trim();

@@ -7,7 +7,7 @@ use super::{PlacementRequest, Refusal, size};
 const DRIVER_SHARE: u64 = 64;
 
 /// Largest difference of free memory that uniform bands accept, in bytes (2.0 GB), unless the request says otherwise.
-const TOLERANCE: u64 = 2_000_000_000;
+pub(crate) const TOLERANCE: u64 = 2_000_000_000;
 
 /// A GPU of the pipeline, one per GPU stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,7 +14,7 @@ const UNITS: [(&str, u64); 9] = [
 ];
 
 /// Reads one size; a number without a unit is in bytes, and only a unit allows a fraction (`7.5GiB`).
-pub(super) fn read(text: &str) -> Option<u64> {
+pub(crate) fn read(text: &str) -> Option<u64> {
     let text = text.trim();
     if let Ok(bytes) = text.parse() {
         return Some(bytes);

@@ -15,7 +15,7 @@ mod penalty;
 mod random;
 
 use argmax::{Peak, peak};
-pub use params::{ParamError, SamplingParams};
+pub use params::{Bounds, MIN_P, PENALTY, ParamError, REPEAT_PENALTY, SamplingParams, TEMPERATURE, TOP_P};
 use penalty::Window;
 use random::Random;
 use std::cmp::Ordering;

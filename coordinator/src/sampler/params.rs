@@ -64,24 +64,49 @@ impl ParamError {
     }
 }
 
-/// A field with a plain range: name, value, low end, high end, the range in words.
-type Range = (&'static str, f32, f32, f32, &'static str);
+/// The numbers that a parameter may be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bounds {
+    /// The smallest.
+    pub low: f32,
+    /// The largest.
+    pub high: f32,
+    /// Both in words.
+    pub words: &'static str,
+}
+
+impl Bounds {
+    /// Whether `value` lies within; not a number does not.
+    pub fn contains(&self, value: f32) -> bool {
+        value >= self.low && value <= self.high
+    }
+}
+
+/// Bounds of [`SamplingParams::temperature`].
+pub const TEMPERATURE: Bounds = Bounds { low: 0.0, high: 100.0, words: "between 0 and 100" };
+/// Bounds of [`SamplingParams::top_p`].
+pub const TOP_P: Bounds = Bounds { low: f32::MIN_POSITIVE, high: 1.0, words: "above 0 and at most 1" };
+/// Bounds of [`SamplingParams::min_p`].
+pub const MIN_P: Bounds = Bounds { low: 0.0, high: 1.0, words: "between 0 and 1" };
+/// Bounds of [`SamplingParams::repeat_penalty`].
+pub const REPEAT_PENALTY: Bounds = Bounds { low: 0.01, high: 100.0, words: "between 0.01 and 100" };
+/// Bounds of [`SamplingParams::presence_penalty`] and [`SamplingParams::frequency_penalty`].
+pub const PENALTY: Bounds = Bounds { low: -100.0, high: 100.0, words: "between -100 and 100" };
 
 impl SamplingParams {
     /// Checks every field; `vocab` bounds the token ids of `logit_bias`.
     pub fn validate(&self, vocab: usize) -> Result<(), ParamError> {
-        let ranges: [Range; 6] = [
-            ("temperature", self.temperature, 0.0, 100.0, "between 0 and 100"),
-            ("top_p", self.top_p, f32::MIN_POSITIVE, 1.0, "above 0 and at most 1"),
-            ("min_p", self.min_p, 0.0, 1.0, "between 0 and 1"),
-            ("repeat_penalty", self.repeat_penalty, 0.01, 100.0, "between 0.01 and 100"),
-            ("presence_penalty", self.presence_penalty, -100.0, 100.0, "between -100 and 100"),
-            ("frequency_penalty", self.frequency_penalty, -100.0, 100.0, "between -100 and 100"),
+        let fields = [
+            ("temperature", self.temperature, TEMPERATURE),
+            ("top_p", self.top_p, TOP_P),
+            ("min_p", self.min_p, MIN_P),
+            ("repeat_penalty", self.repeat_penalty, REPEAT_PENALTY),
+            ("presence_penalty", self.presence_penalty, PENALTY),
+            ("frequency_penalty", self.frequency_penalty, PENALTY),
         ];
-        for (field, value, low, high, expected) in ranges {
-            // Written so that NaN fails.
-            if !(value >= low && value <= high) {
-                return Err(ParamError { field, found: value.to_string(), expected });
+        for (field, value, bounds) in fields {
+            if !bounds.contains(value) {
+                return Err(ParamError { field, found: value.to_string(), expected: bounds.words });
             }
         }
         for &(id, bias) in &self.logit_bias {

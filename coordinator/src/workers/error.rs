@@ -150,7 +150,13 @@ pub enum WorkerError {
 }
 
 /// Codes of workers that a program may act on; any other is told as `worker_failed`, its sentence as it is.
-const PASSED_ON: [&str; 2] = ["gpu_lost", "gpu_out_of_memory"];
+const PASSED_ON: [&str; 4] = ["gpu_lost", "gpu_not_found", "gpu_no_such_device", "gpu_out_of_memory"];
+
+/// What a worker does that has been told what to load.
+pub(super) const LOADING: &str = "loading";
+
+/// Those of them that say that a device is not there any more.
+const DEVICE_LOST: [&str; 3] = ["gpu_lost", "gpu_not_found", "gpu_no_such_device"];
 
 impl WorkerError {
     /// Stable code.
@@ -174,6 +180,17 @@ impl WorkerError {
     /// Whether another start would fail in the same way.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self, WorkerError::Reported { code, .. } if code == "file_changed")
+    }
+
+    /// The stage whose device, if it has one, is lost: its driver says so, or does not come back from a load.
+    pub(crate) fn lost_device(&self) -> Option<usize> {
+        match self {
+            WorkerError::Silent { worker, phase: LOADING, .. } => Some(worker.stage),
+            WorkerError::Reported { worker, code, .. } if DEVICE_LOST.contains(&code.as_str()) => {
+                Some(worker.stage)
+            }
+            _ => None,
+        }
     }
 
     /// Whether what the worker was doing may be to blame. A signal from outside says nothing of the step in hand; a crash, an

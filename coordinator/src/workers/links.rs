@@ -5,6 +5,7 @@
 //! memory and the earlier one opens it. Whatever fails on the way, rows go through the ring, and the reason is told.
 
 use super::error::WorkerError;
+use super::lifecycle::{Change, Lifecycle};
 use super::load::wait_for_news;
 use super::{LoadProgress, LoadWatcher, Worker};
 use serde::Serialize;
@@ -117,7 +118,7 @@ pub(super) fn arrange(
     before: &[Link],
     watcher: &mut dyn LoadWatcher,
 ) -> Result<Vec<Link>, WorkerError> {
-    let served: Vec<bool> = workers.iter().map(|worker| worker.serving).collect();
+    let served: Vec<bool> = workers.iter().map(|worker| worker.state() == Lifecycle::Ready).collect();
     // A worker that was left in the middle of sending answers when the one after it has taken old frames out of the ring.
     if served.contains(&true) {
         let_serve(workers)?;
@@ -145,9 +146,9 @@ pub(super) fn arrange(
 
 /// Tells every worker that does not know yet that steps may come.
 fn let_serve(workers: &mut [Worker]) -> Result<(), WorkerError> {
-    for worker in workers.iter_mut().filter(|worker| !worker.serving) {
+    for worker in workers.iter_mut().filter(|worker| worker.state() == Lifecycle::Loaded) {
         worker.send(&ToWorker::Serve)?;
-        worker.serving = true;
+        worker.enter(Change::Served, "every worker has loaded");
     }
     Ok(())
 }
@@ -173,12 +174,13 @@ impl Worker {
         loop {
             match self.next_message()? {
                 Some(FromWorker::Failed { code, message }) => {
-                    return Err(WorkerError::Reported { worker: self.name(), code, message });
+                    return Err(self.reported(code, message));
                 }
                 Some(answer) => return Ok(answer),
                 None if asked.elapsed() > ANSWER_LIMIT => {
                     let seconds = asked.elapsed().as_secs();
-                    return Err(WorkerError::Silent { worker: self.name(), seconds, phase: "linking" });
+                    let worker = self.name();
+                    return Err(self.fail(WorkerError::Silent { worker, seconds, phase: "linking" }));
                 }
                 None => {
                     wait_for_news(std::slice::from_ref(self), ANSWER_LIMIT.saturating_sub(asked.elapsed()))

@@ -1,7 +1,9 @@
 //! Handshake and loading, all workers at once.
 
-use super::error::WorkerError;
-use super::{LoadProgress, LoadWatcher, Recipe, Worker};
+use super::error::{LOADING, WorkerError};
+use super::lifecycle::{Change, Lifecycle};
+use super::worker::{LOG_TARGET, Worker};
+use super::{LoadProgress, LoadWatcher, Recipe};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use spillway_protocol::channel::{ChannelError, Received};
 use spillway_protocol::control::{FromWorker, LayerBytes, LoadBand, LoadStats, PROTOCOL_VERSION, ToWorker};
@@ -17,30 +19,14 @@ const STOPPED_LIMIT: Duration = Duration::from_secs(1);
 /// How often silence is looked at, and whoever waits.
 pub(super) const TICK: Duration = Duration::from_millis(50);
 
-/// Where a worker is on its way to serving.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Starting,
-    Loading,
-    Loaded,
-}
-
-impl Phase {
-    /// What a worker that has been silent for so long should have done by now.
-    fn overdue(self, silence: Duration) -> Option<&'static str> {
-        match self {
-            Phase::Starting => (silence > HELLO_LIMIT).then_some("starting"),
-            Phase::Loading => (silence > LOAD_LIMIT).then_some("loading"),
-            Phase::Loaded => None,
-        }
+/// What a worker that has been silent for so long should have done by now.
+fn overdue(state: Lifecycle, silence: Duration) -> Option<&'static str> {
+    match state {
+        Lifecycle::Spawning => (silence > HELLO_LIMIT).then_some("starting"),
+        Lifecycle::Loading => (silence > LOAD_LIMIT).then_some(LOADING),
+        // Who has loaded waits for the others.
+        _ => None,
     }
-}
-
-/// Progress of one worker.
-#[derive(Debug)]
-struct Loading {
-    phase: Phase,
-    last_news: Instant,
 }
 
 /// Sends every worker that has none its band and waits until all have loaded.
@@ -50,18 +36,14 @@ pub(super) fn load_all(
     epoch: u64,
     watcher: &mut dyn LoadWatcher,
 ) -> Result<(), WorkerError> {
-    let state = |worker: &Worker| Loading {
-        phase: if worker.loaded { Phase::Loaded } else { Phase::Starting },
-        last_news: Instant::now(),
-    };
-    let mut states: Vec<Loading> = workers.iter().map(state).collect();
-    while states.iter().any(|state| state.phase != Phase::Loaded) {
+    let mut last_news = vec![Instant::now(); workers.len()];
+    while !workers.iter().all(|worker| worker.state().holds_band()) {
         wait_for_news(workers, TICK);
-        for (worker, state) in workers.iter_mut().zip(&mut states) {
-            take_news(worker, state, recipe, epoch, watcher)?;
-            check_silence(worker, state)?;
+        for (worker, last_news) in workers.iter_mut().zip(&mut last_news) {
+            take_news(worker, last_news, recipe, epoch, watcher)?;
+            check_silence(worker, last_news.elapsed())?;
         }
-        if watcher.tick().is_break() {
+        if watcher.tick(&|| workers.iter().map(Worker::view).collect()).is_break() {
             return Err(WorkerError::GivenUp);
         }
     }
@@ -79,20 +61,22 @@ pub(super) fn wait_for_news(workers: &[Worker], limit: Duration) {
 
 fn take_news(
     worker: &mut Worker,
-    state: &mut Loading,
+    last_news: &mut Instant,
     recipe: &Recipe,
     epoch: u64,
     watcher: &mut dyn LoadWatcher,
 ) -> Result<(), WorkerError> {
     while let Some(message) = worker.next_message()? {
-        state.last_news = Instant::now();
-        match (state.phase, message) {
-            (Phase::Starting, FromWorker::Hello { protocol, .. }) => {
+        *last_news = Instant::now();
+        match (worker.state(), message) {
+            (Lifecycle::Spawning, FromWorker::Hello { protocol, .. }) => {
                 worker.expect_version(protocol)?;
                 worker.send(&load_message(worker, recipe, epoch))?;
-                state.phase = Phase::Loading;
+                worker.enter(Change::Greeted, "it has been told what to load");
             }
-            (Phase::Loading, FromWorker::Progress { done, total }) => {
+            (Lifecycle::Loading, FromWorker::Progress { done, total }) => {
+                worker.stored = (done, total);
+                tracing::debug!(target: LOG_TARGET, stage = worker.stage, pid = worker.pid(), done, total, "loading");
                 watcher.progress(LoadProgress::Weights {
                     stage: worker.stage,
                     stages: recipe.plan.stages.len(),
@@ -100,19 +84,20 @@ fn take_news(
                     total,
                 });
             }
-            (Phase::Loading, FromWorker::Loaded(stats)) => {
+            (Lifecycle::Loading, FromWorker::Loaded(stats)) => {
                 worker.check_stats(&stats, &recipe.plan);
                 for note in &stats.notes {
                     tracing::warn!(stage = worker.stage, "{note}");
                 }
                 worker.stats = stats;
-                worker.loaded = true;
-                state.phase = Phase::Loaded;
+                worker.enter(Change::Loaded, "its band is loaded");
             }
             (_, FromWorker::Failed { code, message }) => {
-                return Err(WorkerError::Reported { worker: worker.name(), code, message });
+                return Err(worker.reported(code, message));
             }
-            (phase, message) => return Err(worker.protocol_error(format!("{message:?} while {phase:?}"))),
+            (state, message) => {
+                return Err(worker.protocol_error(format!("{message:?} while {}", state.as_str())));
+            }
         }
     }
     Ok(())
@@ -131,25 +116,25 @@ fn load_message(worker: &Worker, recipe: &Recipe, epoch: u64) -> ToWorker {
     }))
 }
 
-fn check_silence(worker: &Worker, state: &Loading) -> Result<(), WorkerError> {
-    let silence = state.last_news.elapsed();
-    let stopped = state.phase != Phase::Loaded && silence > STOPPED_LIMIT && worker.process.is_stopped();
-    match state.phase.overdue(silence).or(stopped.then_some("starting or loading, stopped by a signal")) {
-        Some(phase) => Err(WorkerError::Silent {
-            worker: worker.name(),
-            seconds: state.last_news.elapsed().as_secs(),
-            phase,
-        }),
+fn check_silence(worker: &mut Worker, silence: Duration) -> Result<(), WorkerError> {
+    let state = worker.state();
+    let stopped = !state.holds_band() && silence > STOPPED_LIMIT && worker.life.process().is_stopped();
+    match overdue(state, silence).or(stopped.then_some("starting or loading, stopped by a signal")) {
+        Some(phase) => {
+            let (worker_name, seconds) = (worker.name(), silence.as_secs());
+            Err(worker.fail(WorkerError::Silent { worker: worker_name, seconds, phase }))
+        }
         None => Ok(()),
     }
 }
 
 impl Worker {
-    fn expect_version(&self, found: u32) -> Result<(), WorkerError> {
+    fn expect_version(&mut self, found: u32) -> Result<(), WorkerError> {
         if found == PROTOCOL_VERSION {
             return Ok(());
         }
-        Err(WorkerError::Version { worker: self.name(), found, expected: PROTOCOL_VERSION })
+        let worker = self.name();
+        Err(self.fail(WorkerError::Version { worker, found, expected: PROTOCOL_VERSION }))
     }
 
     /// A worker that allocates something else than its plan makes every other number of the plan doubtful, but it does serve.
@@ -308,9 +293,10 @@ mod tests {
 
     #[test]
     fn silence_is_judged_by_what_a_worker_has_to_do() {
-        let overdue = |phase: Phase, seconds| phase.overdue(Duration::from_secs(seconds));
-        assert_eq!((overdue(Phase::Starting, 20), overdue(Phase::Starting, 21)), (None, Some("starting")));
-        assert_eq!((overdue(Phase::Loading, 60), overdue(Phase::Loading, 61)), (None, Some("loading")));
-        assert_eq!(overdue(Phase::Loaded, 9999), None, "who has loaded waits for the others");
+        let overdue = |state, seconds| overdue(state, Duration::from_secs(seconds));
+        use Lifecycle::{Loaded, Loading, Spawning};
+        assert_eq!((overdue(Spawning, 20), overdue(Spawning, 21)), (None, Some("starting")));
+        assert_eq!((overdue(Loading, 60), overdue(Loading, 61)), (None, Some(LOADING)));
+        assert_eq!(overdue(Loaded, 9999), None, "who has loaded waits for the others");
     }
 }

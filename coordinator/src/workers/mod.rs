@@ -6,17 +6,22 @@
 //! segments go with their last holder.
 
 mod error;
+mod lifecycle;
 mod links;
 mod load;
 mod memory;
 mod process;
 mod visibility;
+mod worker;
 
 pub use error::{Ending, SetupError, WorkerError, WorkerName};
+use lifecycle::Change;
+pub use lifecycle::Lifecycle;
 pub use links::{Link, LinkPath};
+pub(crate) use process::is_stopped;
 use process::{Inherited, WorkerProcess};
-use spillway_protocol::channel::{self, CoordinatorEnd};
-use spillway_protocol::control::{FromWorker, LoadStats, ToWorker};
+use spillway_protocol::channel;
+use spillway_protocol::control::ToWorker;
 use spillway_protocol::frame::{FrameKind, FrameLimits};
 use spillway_protocol::plan::{Execution, Plan};
 use spillway_protocol::ring::{Ring, RingConsumer, RingProducer};
@@ -24,13 +29,14 @@ use spillway_protocol::status::{Status, StatusReader};
 use spillway_worker::Worker as _;
 use spillway_worker_cpu::CpuWorker;
 use spillway_worker_gpu::GpuWorker;
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use visibility::Visibility;
+pub use worker::WorkerView;
+use worker::{Started, Worker};
 
 /// How long workers may take to end after they were asked to.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
@@ -53,79 +59,6 @@ pub enum LoadProgress {
     Link(Link),
 }
 
-/// One worker as the coordinator sees it.
-#[derive(Debug)]
-struct Worker {
-    stage: usize,
-    layers: Range<usize>,
-    process: WorkerProcess,
-    control: CoordinatorEnd,
-    status: Arc<StatusReader>,
-    stats: LoadStats,
-    loaded: bool,
-    /// It has been told to serve steps.
-    serving: bool,
-    /// Not yet known to have failed.
-    alive: bool,
-    /// Processes that the system had killed for want of memory when this one was started.
-    memory_kills: u64,
-}
-
-impl Worker {
-    fn name(&self) -> WorkerName {
-        WorkerName { stage: self.stage, layers: self.layers.clone(), pid: self.process.pid() }
-    }
-
-    fn died(&mut self) -> WorkerError {
-        self.alive = false;
-        let ending = match self.process.ending() {
-            Ending::Exited(status)
-                if status.signal() == Some(libc::SIGKILL) && memory::kills() > self.memory_kills =>
-            {
-                Ending::OutOfMemory { charged: self.status.read().bytes_allocated }
-            }
-            ending => ending,
-        };
-        WorkerError::Died { worker: self.name(), ending }
-    }
-
-    fn protocol_error(&self, reason: String) -> WorkerError {
-        WorkerError::Protocol { worker: self.name(), reason }
-    }
-
-    /// Why the worker does not serve any more, if so.
-    fn failure(&mut self) -> Option<WorkerError> {
-        match self.next_message() {
-            Ok(None) => None,
-            Ok(Some(FromWorker::Failed { code, message })) => {
-                self.alive = false;
-                Some(WorkerError::Reported { worker: self.name(), code, message })
-            }
-            Ok(Some(message)) => {
-                self.alive = false;
-                Some(self.protocol_error(format!("{message:?} while serving")))
-            }
-            Err(error) => {
-                self.alive = false;
-                Some(error)
-            }
-        }
-    }
-}
-
-/// What the outside may know about a worker while it serves.
-#[derive(Debug, Clone)]
-pub struct WorkerView {
-    /// Process id.
-    pub pid: u32,
-    /// Whether it was there when the view was made.
-    pub alive: bool,
-    /// Its status page.
-    pub status: Arc<StatusReader>,
-    /// What it allocated.
-    pub stats: LoadStats,
-}
-
 /// What it takes to start a worker, again if need be.
 #[derive(Debug)]
 struct Recipe {
@@ -144,8 +77,17 @@ struct Recipe {
 pub(crate) trait LoadWatcher {
     /// A stage has stored more.
     fn progress(&mut self, progress: LoadProgress);
-    /// Called at least every [`load::TICK`]; `Break` gives the load up.
-    fn tick(&mut self) -> ControlFlow<()>;
+    /// Called at least every [`load::TICK`] with what there is to see; `Break` gives the load up.
+    fn tick(&mut self, workers: &dyn Fn() -> Vec<WorkerView>) -> ControlFlow<()>;
+}
+
+/// How long the parts of a recovery took, added up over attempts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ReviveTimes {
+    /// Ending processes and starting others.
+    pub respawn: Duration,
+    /// Loading bands and arranging links.
+    pub load: Duration,
 }
 
 /// The loaded pipeline. Dropping it kills what has not ended.
@@ -176,7 +118,7 @@ impl Workers {
         let recipe = Recipe { plan, file_stamp, exe, rings, decided };
         let stages = recipe.plan.stages.len();
         let workers: Result<Vec<Worker>, WorkerError> =
-            (0..stages).map(|stage| recipe.spawn(stage)).collect();
+            (0..stages).map(|stage| recipe.spawn(stage, epoch)).collect();
         let attach = || -> Result<(RingProducer, RingConsumer), SetupError> {
             let (first, last) = (&recipe.rings[0], &recipe.rings[stages]);
             Ok((RingProducer::attach(first.dup()?)?, RingConsumer::attach(last.dup()?)?))
@@ -199,19 +141,46 @@ impl Workers {
         &mut self,
         epoch: u64,
         watcher: &mut dyn LoadWatcher,
+        times: &mut ReviveTimes,
     ) -> Result<Vec<usize>, WorkerError> {
+        let began = Instant::now();
+        let replaced = self.respawn(epoch);
+        times.respawn += began.elapsed();
+        let replaced = replaced?;
+        let began = Instant::now();
+        let loaded = self.load(epoch, watcher);
+        times.load += began.elapsed();
+        loaded.map(|()| replaced)
+    }
+
+    /// Starts a process for every stage whose worker does not hold its band any more.
+    fn respawn(&mut self, epoch: u64) -> Result<Vec<usize>, WorkerError> {
         let mut replaced = Vec::new();
-        for stage in 0..self.workers.len() {
-            let worker = &mut self.workers[stage];
-            if worker.loaded && worker.alive && worker.failure().is_none() {
+        for worker in &mut self.workers {
+            if worker.state().holds_band() && worker.failure().is_none() {
+                worker.epoch = epoch;
                 continue;
             }
-            worker.process.kill();
-            *worker = self.recipe.spawn(stage)?;
-            replaced.push(stage);
+            worker.enter(Change::Ended, "it had not loaded when another one failed");
+            worker.replace(epoch, self.recipe.start(worker.stage)?);
+            replaced.push(worker.stage);
         }
-        self.load(epoch, watcher)?;
         Ok(replaced)
+    }
+
+    /// Workers that are gone will not be started before a while is over.
+    pub(crate) fn back_off(&mut self) {
+        for worker in &mut self.workers {
+            worker.enter(Change::Delayed, "the start before has failed, too");
+        }
+    }
+
+    /// Ends every worker; there will be no others.
+    pub(crate) fn give_up(mut self, cause: &str) {
+        for worker in &mut self.workers {
+            worker.enter(Change::Ended, cause);
+            worker.enter(Change::GivenUp, cause);
+        }
     }
 
     /// Lets every worker that has no band load its own, arranges their links, and lets them serve.
@@ -223,21 +192,19 @@ impl Workers {
 
     /// Whether a signal has stopped the worker of a stage.
     pub(crate) fn is_stopped(&self, stage: usize) -> bool {
-        self.workers[stage].process.is_stopped()
+        self.workers[stage].life.process().is_stopped()
     }
 
     /// How long the worker of a stage has wanted a processor and had none, in all.
     pub(crate) fn starved(&self, stage: usize) -> Duration {
-        self.workers[stage].process.starved()
+        self.workers[stage].life.process().starved()
     }
 
     /// Ends a worker that does not make progress.
-    pub(crate) fn give_up(&mut self, stage: usize, silence: Duration) -> WorkerError {
+    pub(crate) fn end_hung(&mut self, stage: usize, silence: Duration) -> WorkerError {
         let worker = &mut self.workers[stage];
-        let stopped = worker.process.is_stopped();
-        worker.alive = false;
-        worker.process.kill();
-        WorkerError::Hung { worker: worker.name(), silence, stopped }
+        let stopped = worker.life.process().is_stopped();
+        worker.fail(WorkerError::Hung { worker: worker.name(), silence, stopped })
     }
 
     /// Descriptors that become readable when a worker has something to say or is gone.
@@ -252,13 +219,7 @@ impl Workers {
 
     /// Status pages and load statistics, in pipeline order.
     pub(crate) fn views(&self) -> Vec<WorkerView> {
-        let view = |worker: &Worker| WorkerView {
-            pid: worker.process.pid(),
-            alive: worker.alive,
-            status: worker.status.clone(),
-            stats: worker.stats.clone(),
-        };
-        self.workers.iter().map(view).collect()
+        self.workers.iter().map(Worker::view).collect()
     }
 
     /// How rows get from one GPU to the next.
@@ -295,17 +256,19 @@ impl Workers {
         for worker in &mut self.workers {
             // A worker that is gone already needs no message.
             let _ = worker.send(&ToWorker::Shutdown);
+            worker.enter(Change::Asked, "the pipeline ends");
         }
         let deadline = Instant::now() + SHUTDOWN_LIMIT;
         for worker in &mut self.workers {
             let left = deadline.saturating_duration_since(Instant::now());
-            if worker.process.wait(left).is_none() {
+            if worker.life.process_mut().wait(left).is_none() {
                 tracing::warn!(
                     stage = worker.stage,
-                    pid = worker.process.pid(),
+                    pid = worker.pid(),
                     "killing a worker that does not end"
                 );
             }
+            worker.enter(Change::Ended, "the pipeline ends");
         }
     }
 }
@@ -323,7 +286,12 @@ fn make_rings(plan: &Plan) -> Result<Vec<Ring>, SetupError> {
 }
 
 impl Recipe {
-    fn spawn(&self, stage: usize) -> Result<Worker, WorkerError> {
+    fn spawn(&self, stage: usize, epoch: u64) -> Result<Worker, WorkerError> {
+        Ok(Worker::new(stage, self.plan.stages[stage].layers.clone(), epoch, self.start(stage)?))
+    }
+
+    /// Starts the process of a stage.
+    fn start(&self, stage: usize) -> Result<Started, WorkerError> {
         let status = StatusReader::create().map_err(SetupError::from)?;
         let (control, worker_end) = channel::pair().map_err(SetupError::from)?;
         let inherited = Inherited {
@@ -332,18 +300,12 @@ impl Recipe {
             ring_out: duplicate(self.rings[stage + 1].as_fd())?,
             status: duplicate(status.as_fd())?,
         };
-        let planned = &self.plan.stages[stage];
+        let subcommand = subcommand(&self.plan.stages[stage].execution);
         let visible = Visibility::of(&self.plan, stage, &self.decided);
-        Ok(Worker {
-            stage,
-            layers: planned.layers.clone(),
-            process: WorkerProcess::spawn(&self.exe, subcommand(&planned.execution), inherited, &visible)?,
+        Ok(Started {
+            process: WorkerProcess::spawn(&self.exe, subcommand, inherited, &visible)?,
             control,
             status: Arc::new(status),
-            stats: LoadStats::default(),
-            loaded: false,
-            serving: false,
-            alive: true,
             memory_kills: memory::kills(),
         })
     }

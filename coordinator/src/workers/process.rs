@@ -1,6 +1,7 @@
 //! One worker process: started with inherited descriptors, watched through a pidfd, reaped on every path.
 
 use super::error::{Ending, SetupError, WorkerError};
+use super::lifecycle::End;
 use super::visibility::Visibility;
 use command_fds::{CommandFdExt, FdMapping};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -100,10 +101,7 @@ impl WorkerProcess {
 
     /// Whether a signal has stopped the process.
     pub(super) fn is_stopped(&self) -> bool {
-        // The state follows the name, which is in parentheses and may hold anything.
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
-        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
-        matches!(state, Some("T" | "t"))
+        is_stopped(self.pid())
     }
 
     /// How long threads of the process have waited for a processor, in all. Zero where the system does not say.
@@ -122,10 +120,24 @@ impl WorkerProcess {
     }
 }
 
+/// Whether a signal has stopped a process.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    // The state follows the name, which is in parentheses and may hold anything.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
+    matches!(state, Some("T" | "t"))
+}
+
 fn pidfd(child: &Child) -> std::io::Result<OwnedFd> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| std::io::Error::other("the process id is not a number the system uses"))?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+impl End for WorkerProcess {
+    fn end(&mut self) {
+        self.kill();
+    }
 }
 
 impl Drop for WorkerProcess {

@@ -152,8 +152,15 @@ pub struct StageReport {
     /// The stage.
     #[serde(flatten)]
     pub stage: StageSummary,
+    /// Where the worker is between its start and its end: `spawning`, `loading`, `loaded` (the others are waited for), `ready`,
+    /// `draining`, `dead`, `backing_off` or `failed`.
+    pub lifecycle: &'static str,
     /// What the worker is in the middle of; `ended` when the process is gone.
     pub state: &'static str,
+    /// Bytes of weights stored so far; 0 until the worker says so.
+    pub stored_bytes: u64,
+    /// Bytes of weights of the band; 0 until the worker says so.
+    pub stored_of: u64,
     /// Step in hand, or the last one.
     pub step: u64,
     /// Steps since the worker started.
@@ -164,6 +171,31 @@ pub struct StageReport {
     pub wait_ns: u64,
     /// Nanoseconds copying frames.
     pub copy_ns: u64,
+}
+
+/// How long it took to replace workers that had failed. Times in milliseconds, added up over attempts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RecoveryReport {
+    /// The pipeline incarnation that it began.
+    pub epoch: u64,
+    /// Code of the failure that began it.
+    pub code: &'static str,
+    /// Stages whose workers were replaced.
+    pub stages: Vec<usize>,
+    /// Starts that it took.
+    pub attempts: u32,
+    /// From the failure, or the last sign of life, until it was noticed.
+    pub detect_ms: f64,
+    /// Waiting before starts that follow others which failed.
+    pub backoff_ms: f64,
+    /// Finding another placement after the loss of a device.
+    pub replan_ms: f64,
+    /// Ending processes and starting others.
+    pub respawn_ms: f64,
+    /// Loading bands and arranging links.
+    pub load_ms: f64,
+    /// Computing sequences again up to where they were.
+    pub replay_ms: f64,
 }
 
 /// Figures of a finished request.
@@ -244,12 +276,17 @@ pub struct Diagnosis {
     pub model_arch: String,
     /// Its file.
     pub model_path: Option<String>,
-    /// `none`, `loading`, `ready`, `recovering` (a worker is being replaced, requests wait) or `failed`.
+    /// Whether a request that came now would be answered.
+    pub ready: bool,
+    /// `none`, `loading`, `ready`, `recovering` (a worker is being replaced, requests wait), `stalled` (a step does not get
+    /// on), `failed` or `draining`.
     pub state: &'static str,
-    /// Why, when it is `recovering` or `failed`.
+    /// Why, unless it is `ready`.
     pub reason: Option<String>,
     /// Workers of the resident model that have been replaced.
     pub restarts: u64,
+    /// The last recovery of the resident model that is over.
+    pub recovery: Option<RecoveryReport>,
     /// Pipeline incarnation: one more with every recovery.
     pub epoch: u64,
     /// Kernel set of the workers.

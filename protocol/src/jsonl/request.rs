@@ -23,6 +23,13 @@ pub enum Request {
         /// Echoed in the reply.
         id: Option<String>,
     },
+    /// Load the resident model again, as it was asked for.
+    Reload {
+        /// Echoed in the reply.
+        id: Option<String>,
+        /// Whether to send `loading` events.
+        progress: bool,
+    },
     /// Drop the resident model.
     Unload {
         /// Echoed in the reply.
@@ -178,6 +185,7 @@ fn parse_message(id: Option<String>, mut fields: Fields) -> Result<Request, Line
         "generate" => parse_generate(id, map).map(|generate| Request::Generate(Box::new(generate))),
         "abort" => control("abort", map).and_then(|()| Ok(Request::Abort { id: require_id("abort", id)? })),
         "reset" => control("reset", map).map(|()| Request::Reset { id }),
+        "reload" => parse_reload(id, map),
         "unload" => control("unload", map).map(|()| Request::Unload { id }),
         "ping" => control("ping", map).map(|()| Request::Ping { id }),
         "diag" => control("diag", map).map(|()| Request::Diag { id }),
@@ -218,6 +226,13 @@ fn parse_load(id: Option<String>, map: Map<String, Value>) -> Result<Load, LineE
     }
     let plan = plan.map(PathBuf::from);
     Ok(Load { id, model: PathBuf::from(model), progress, assume_pre, plan, params: placement })
+}
+
+fn parse_reload(id: Option<String>, map: Map<String, Value>) -> Result<Request, LineError> {
+    let mut fields = Fields::new("reload", "", map);
+    let progress = fields.take("progress")?.unwrap_or(false);
+    fields.finish(foreign::CONTROL)?;
+    Ok(Request::Reload { id, progress })
 }
 
 fn take_placement(fields: &mut Fields) -> Result<PlacementParams, LineError> {

@@ -140,6 +140,9 @@ fn messages_without_fields_take_an_optional_id() {
     assert_eq!(parse(json!({"type": "diag", "id": "d"})), Request::Diag { id: Some("d".into()) });
     assert_eq!(parse(json!({"type": "reset"})), Request::Reset { id: None });
     assert_eq!(parse(json!({"type": "unload"})), Request::Unload { id: None });
+    assert_eq!(parse(json!({"type": "reload"})), Request::Reload { id: None, progress: false });
+    let reload = json!({"type": "reload", "id": "r", "progress": true});
+    assert_eq!(parse(reload), Request::Reload { id: Some("r".into()), progress: true });
     assert_eq!(parse(json!({"type": "abort", "id": "r"})), Request::Abort { id: "r".into() });
 }
 

@@ -2,10 +2,12 @@
 //! once, answers do not depend on what runs beside them or on what a slot held before, and all memory comes back.
 
 use super::*;
+use crate::engine::answer::Answer;
 use crate::engine::request::{Completion, GenerateEvent, GenerateRequest};
 use crate::engine::score;
 use crate::sampler::SamplingParams;
 use proptest::prelude::*;
+use spillway_protocol::frame::LogitRows;
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, channel};
 
@@ -107,7 +109,7 @@ impl Harness {
         let sink = Box::new(move |event| sender.send(event).unwrap());
         let answer = Answer::new(&request, max_tokens, None, sink);
         let output = Output::Answer(Box::new(answer));
-        self.board.enqueue(Waiting { id: RequestId(id), prompt: prompt.to_vec(), chunk: 16, output });
+        self.board.enqueue(Waiting::new(RequestId(id), prompt.to_vec(), 16, output));
         events
     }
 
@@ -130,6 +132,14 @@ impl Harness {
         }
     }
 
+    /// The workers are gone, and others take their place that hold nothing and have other limits.
+    fn relocate(&mut self, max_spans: usize, kv_blocks: usize) {
+        self.board.rewind(&WorkerError::GivenUp);
+        self.under_way.clear();
+        self.workers = Workers::default();
+        self.board.resettle(FrameLimits { max_spans, kv_blocks, ..LIMITS }, 1);
+    }
+
     fn run_out(&mut self) {
         for _ in 0..10_000 {
             self.turn();
@@ -150,6 +160,8 @@ fn terminal(events: &Receiver<GenerateEvent>) -> GenerateEvent {
     let all: Vec<GenerateEvent> = events.try_iter().collect();
     assert_eq!(all.iter().filter(|event| ends(event)).count(), 1, "{all:?}");
     assert!(ends(all.last().unwrap()), "the terminal event is the last one");
+    let started = all.iter().filter(|event| matches!(event, GenerateEvent::Started { .. })).count();
+    assert!(started <= 1, "{all:?}");
     all.into_iter().next_back().unwrap()
 }
 
@@ -239,12 +251,29 @@ fn failing_ends_everything_once_and_forgets_the_slots() {
 }
 
 #[test]
+fn sequences_without_room_on_other_workers_wait_for_it_before_those_that_never_had_any() {
+    let mut harness = Harness::new(false, 2);
+    let all: Vec<_> = (0..4).map(|id| harness.submit(id, &[3; 40], 20)).collect();
+    (0..8).for_each(|_| harness.turn());
+    assert_eq!((harness.board.live(), harness.board.waiting()), (3, 1));
+    harness.relocate(3, 4);
+    assert!(harness.board.replaying());
+    assert_eq!((harness.board.live(), harness.board.waiting()), (2, 2), "two blocks for each");
+    assert_eq!(harness.board.waiting.iter().map(|request| request.id.0).collect::<Vec<_>>(), [2, 3]);
+    harness.run_out();
+    for events in &all {
+        assert_eq!(done(events).token_ids, expected(&[3; 40], 20));
+    }
+    assert!(!harness.board.replaying());
+}
+
+#[test]
 fn scoring_gives_every_row_in_order() {
     let mut harness = Harness::new(true, 1);
     let prompt: Vec<u32> = (0..60).map(|i| i * 7 % 50).collect();
     let (sender, reader) = score::pair();
     let output = Output::Score(sender);
-    harness.board.enqueue(Waiting { id: RequestId(1), prompt: prompt.clone(), chunk: 7, output });
+    harness.board.enqueue(Waiting::new(RequestId(1), prompt.clone(), 7, output));
     let thread = std::thread::spawn(move || {
         let mut rows = Vec::new();
         let result = reader.read(&mut |position, row| {
@@ -266,6 +295,7 @@ enum Act {
     Submit { prompt: Vec<u32>, max_tokens: usize },
     Abort { which: usize },
     Turns(usize),
+    Relocate { slots: usize, blocks: usize },
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -274,6 +304,7 @@ fn act() -> impl Strategy<Value = Act> {
         3 => (tokens, 0usize..30).prop_map(|(prompt, max_tokens)| Act::Submit { prompt, max_tokens }),
         1 => (0usize..20).prop_map(|which| Act::Abort { which }),
         3 => (0usize..12).prop_map(Act::Turns),
+        1 => (1usize..=3, 4..=BLOCKS).prop_map(|(slots, blocks)| Act::Relocate { slots, blocks }),
     ]
 }
 
@@ -291,6 +322,7 @@ proptest! {
                     requests.push((prompt, max_tokens, events));
                 }
                 Act::Abort { which } => harness.board.abort(RequestId(which as u64)),
+                Act::Relocate { slots, blocks } => harness.relocate(slots, blocks),
                 Act::Turns(turns) => (0..turns).for_each(|_| harness.turn()),
             }
         }

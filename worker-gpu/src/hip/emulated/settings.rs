@@ -1,6 +1,7 @@
-//! How emulated devices behave: `wave=64,order=random/7,devices=2,memory=64MiB/32MiB,fail-allocation=3`.
+//! How emulated devices behave: `wave=64,order=random/7,devices=2,memory=64MiB/32MiB,fail-allocation=3`. Values hold no comma.
 
 use std::fmt;
+use std::path::PathBuf;
 
 /// In which order the threads of a block get to run between barriers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -76,6 +77,9 @@ pub struct Settings {
     pub integrated: bool,
     /// Failures to inject.
     pub faults: Faults,
+    /// A folder in which a file that is named by a device's number takes the device away, from every process and for as long as
+    /// it is there.
+    pub gone: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -90,6 +94,7 @@ impl Default for Settings {
             ids: None,
             integrated: false,
             faults: Faults::default(),
+            gone: None,
         }
     }
 }
@@ -135,6 +140,7 @@ impl Settings {
             "link" => self.link = rate()?,
             "ids" => self.ids = Some(value.parse().ok()?),
             "integrated" => self.integrated = value.parse().ok()?,
+            "gone" => self.gone = Some(value.into()).filter(|_| !value.is_empty()),
             "fail-allocation" => faults.fail_allocation = nth()?,
             "fail-launch" => faults.fail_launch = nth()?,
             "hang-launch" => faults.hang_launch = nth()?,
@@ -213,7 +219,10 @@ impl fmt::Display for Settings {
                 write!(f, ",{option}=true")?;
             }
         }
-        Ok(())
+        match &self.gone {
+            Some(folder) => write!(f, ",gone={}", folder.display()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -230,6 +239,7 @@ mod tests {
             "wave=64,order=reverse,devices=1,memory=0GiB,refuse-register=true,garble-peer=true,refuse-peer=true",
             "wave=32/64,order=forward,devices=3,memory=1GiB/3MiB,ids=7,integrated=true",
             "wave=32,order=forward,devices=2,memory=4GiB,bandwidth=2GiB/500MiB,link=100MiB",
+            "wave=32,order=forward,devices=2,memory=1GiB,refuse-peer=true,gone=/tmp/a=b",
         ] {
             assert_eq!(Settings::parse(text).unwrap().to_string(), text);
         }

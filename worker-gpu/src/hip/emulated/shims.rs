@@ -136,7 +136,11 @@ unsafe extern "C" fn get_device_count(count: *mut c_int) -> Status {
 }
 
 unsafe extern "C" fn set_device(number: c_int) -> Status {
-    call(|state| state.choose(ordinal(number)?))
+    // Whether the device that was chosen before is still there does not matter.
+    on_state(|state| {
+        state.count()?;
+        state.choose(ordinal(number)?)
+    })
 }
 
 unsafe extern "C" fn get_device_properties(properties: *mut c_void, number: c_int) -> Status {

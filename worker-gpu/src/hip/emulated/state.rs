@@ -10,6 +10,7 @@ use super::work::{Entry, Stacks, Work};
 use super::{Counters, Settings};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -49,7 +50,8 @@ pub(super) struct State {
     pub(super) heap: Heap,
     pub(super) objects: BTreeMap<Id, Object>,
     next: Id,
-    current: u32,
+    /// None until one was chosen.
+    current: Option<u32>,
     pub(super) counters: Counters,
     pub(super) lost: Option<Status>,
     pub(super) message: Option<CString>,
@@ -64,7 +66,7 @@ impl State {
             objects: BTreeMap::new(),
             // Handles look like addresses that nothing is mapped at.
             next: 0x100,
-            current: 0,
+            current: None,
             counters: Counters::default(),
             lost: None,
             message: None,
@@ -84,6 +86,12 @@ impl State {
 
     /// Counts a call; fails when the device is gone.
     pub fn enter(&mut self) -> Result<(), Status> {
+        self.count()?;
+        self.current.map_or(Ok(()), |current| self.check_present(current))
+    }
+
+    /// Counts a call; fails when one before has lost the device.
+    pub fn count(&mut self) -> Result<(), Status> {
         self.counters.calls += 1;
         if self.settings.faults.lose_at_call.is_some_and(|nth| self.counters.calls >= nth) {
             self.lost = Some(status::UNKNOWN);
@@ -111,8 +119,19 @@ impl State {
 
     pub fn choose(&mut self, ordinal: u32) -> Result<(), Status> {
         self.check_device(ordinal)?;
-        self.current = ordinal;
+        self.check_present(ordinal)?;
+        self.current = Some(ordinal);
         Ok(())
+    }
+
+    /// Whether nobody has taken a device away.
+    fn check_present(&self, ordinal: u32) -> Result<(), Status> {
+        let taken = |folder: &PathBuf| folder.join(ordinal.to_string()).exists();
+        if self.settings.gone.as_ref().is_some_and(taken) { Err(status::UNKNOWN) } else { Ok(()) }
+    }
+
+    fn current(&self) -> u32 {
+        self.current.unwrap_or(0)
     }
 
     pub fn check_device(&self, ordinal: u32) -> Result<(), Status> {
@@ -150,8 +169,8 @@ impl State {
 
     /// Free and total bytes of the chosen device.
     pub fn memory(&self) -> (u64, u64) {
-        let total = self.settings.memory.of(self.current).unwrap_or(0);
-        (total.saturating_sub(self.heap.device_bytes(self.current)), total)
+        let total = self.settings.memory.of(self.current()).unwrap_or(0);
+        (total.saturating_sub(self.heap.device_bytes(self.current())), total)
     }
 
     // Memory
@@ -161,7 +180,7 @@ impl State {
         if len as u64 > self.memory().0 {
             return Err(status::OUT_OF_MEMORY);
         }
-        self.heap.allocate(len, Owner::Device(self.current))
+        self.heap.allocate(len, Owner::Device(self.current()))
     }
 
     pub fn host_malloc(&mut self, len: usize) -> Result<*mut u8, Status> {
@@ -275,7 +294,7 @@ impl State {
         let Some(Object::Module(image)) = self.objects.get(&module) else {
             return Err(status::INVALID_HANDLE);
         };
-        let entry = Entry::new(image, name, self.wave(self.current)?)?;
+        let entry = Entry::new(image, name, self.wave(self.current())?)?;
         Ok(self.insert(Object::Function(entry, module)))
     }
 

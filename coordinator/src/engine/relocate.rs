@@ -1,0 +1,270 @@
+//! After the loss of a device: the model is placed anew on what is left, the whole pipeline starts on it in a new epoch, and every
+//! request goes on where it was.
+//!
+//! The engine knows nothing of machines and devices: whoever started it gives it a [`Replan`].
+
+use super::driver::Driver;
+use super::pipeline::Pipeline;
+use super::recover::{Attempts, Meanwhile, Revived, Setback};
+use super::request::RequestError;
+use super::start::{depth, next_epoch};
+use super::supervisor::WINDOW;
+use crate::cards::{CardLocks, LockError};
+use crate::planner::Refusal;
+use crate::workers::{WorkerError, Workers};
+use spillway_model::gguf::FileStamp;
+use spillway_protocol::frame::FrameLimits;
+use spillway_protocol::plan::{Execution, GpuDevice, Plan};
+use std::collections::VecDeque;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// What happens when a device does not come back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceLost {
+    /// The model is placed anew on what is left.
+    #[default]
+    Replan,
+    /// Every request fails.
+    Fail,
+}
+
+/// A placement and the locks on its cards.
+#[derive(Debug, Clone)]
+pub struct Placed {
+    /// Who runs what.
+    pub plan: Plan,
+    /// Held as long as the placement is used.
+    pub cards: CardLocks,
+}
+
+/// Why there is no other placement.
+#[derive(Debug, Error)]
+pub enum ReplanError {
+    /// The model does not fit what is left.
+    #[error(transparent)]
+    Plan(#[from] Refusal),
+    /// A device that is left is in use by another process.
+    #[error(transparent)]
+    Card(#[from] LockError),
+}
+
+/// Finds another placement of the model that an engine runs.
+pub trait Replan: fmt::Debug + Send + Sync {
+    /// Places the model as before, without the `lost` devices. Called when the workers of `current` have ended, on a thread where
+    /// it may take its time.
+    ///
+    /// # Errors
+    /// There is none.
+    fn replan(&self, current: &Plan, lost: &[GpuDevice]) -> Result<Placed, ReplanError>;
+}
+
+/// What it takes to start the pipeline elsewhere.
+#[derive(Debug)]
+pub(super) struct Relocation {
+    /// Who finds another placement; none: the loss of a device ends every request.
+    pub replan: Option<Arc<dyn Replan>>,
+    pub exe: PathBuf,
+    pub file_stamp: Option<FileStamp>,
+    pub losses: Losses,
+}
+
+/// Failures of a device without a step in between after which it counts as gone.
+const GONE_IN_A_ROW: usize = 2;
+/// The same for failures within [`WINDOW`], whatever was done in between.
+const GONE_IN_ALL: usize = 3;
+
+/// Remembers what devices did.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    recent: VecDeque<(GpuDevice, Instant)>,
+    /// Since a step was completed.
+    in_a_row: Vec<GpuDevice>,
+    /// Those that do not come back.
+    gone: Vec<GpuDevice>,
+}
+
+impl Losses {
+    /// A step was completed.
+    pub(super) fn progressed(&mut self) {
+        self.in_a_row.clear();
+    }
+
+    /// The driver has said that a device is lost; true when it is not worth another try.
+    fn note(&mut self, now: Instant, device: &GpuDevice) -> bool {
+        while self.recent.front().is_some_and(|(_, at)| now.duration_since(*at) > WINDOW) {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((device.clone(), now));
+        self.in_a_row.push(device.clone());
+        let count = |known: usize, limit| known >= limit;
+        let gone = count(self.in_a_row.iter().filter(|it| *it == device).count(), GONE_IN_A_ROW)
+            || count(self.recent.iter().filter(|(it, _)| it == device).count(), GONE_IN_ALL);
+        if gone && !self.gone.contains(device) {
+            self.gone.push(device.clone());
+        }
+        gone
+    }
+
+    /// Which devices are gone: the beginning of a sentence.
+    pub(super) fn words(&self) -> String {
+        let name = |device: &GpuDevice| format!("device {} ({})", device.index, device.name);
+        let names: Vec<String> = self.gone.iter().map(name).collect();
+        format!("{} {} lost", names.join(" and "), if names.len() > 1 { "are" } else { "is" })
+    }
+}
+
+impl Driver {
+    /// Whether `error` means that its worker's device does not come back.
+    pub(super) fn loses_device(&mut self, error: &WorkerError) -> bool {
+        let stage = error.lost_device().and_then(|stage| self.plan.stages.get(stage));
+        match stage.map(|stage| &stage.execution) {
+            Some(Execution::Gpu { device }) => self.relocation.losses.note(Instant::now(), device),
+            Some(Execution::Cpu { .. }) | None => false,
+        }
+    }
+
+    /// Ends what is left of the pipeline, finds another placement and starts on it; none when the engine is to stop.
+    pub(super) fn relocate(
+        &mut self,
+        delay: Duration,
+        attempts: &mut Attempts,
+    ) -> Result<Option<Revived>, Setback> {
+        let lost = self.relocation.losses.words();
+        let Some(replan) = self.relocation.replan.clone() else {
+            return Err(Setback::Final(RequestError::device_lost(&lost, "nobody can place the model anew")));
+        };
+        // What is left of it holds memory of the other devices.
+        if let Some(pipeline) = self.pipeline.take() {
+            pipeline.give_up("a device is lost, and the model is placed anew");
+            self.shared.set_ended();
+        }
+        let mut meanwhile = Meanwhile::new(self);
+        attempts.backoff += meanwhile.pause(delay);
+        let began = Instant::now();
+        let placed = meanwhile.find(replan);
+        attempts.replan += began.elapsed();
+        let Some(Placed { plan, cards }) = placed? else { return Ok(None) };
+        let (epoch, began) = (next_epoch(), Instant::now());
+        let workers = meanwhile.start(plan, epoch);
+        attempts.times.load += began.elapsed();
+        match workers {
+            Err(_) if meanwhile.stops() => Ok(None),
+            Err(error) => Err(Setback::Worker(error)),
+            Ok(workers) => Ok(Some(self.settle(cards, workers, epoch, &lost))),
+        }
+    }
+
+    /// Goes on with the placement that has been started.
+    fn settle(&mut self, cards: CardLocks, workers: Workers, epoch: u64, lost: &str) -> Revived {
+        let plan = self.plan.clone();
+        self.limits = FrameLimits::new(&plan.limits, plan.model.d_model, plan.model.vocab);
+        self.steps_in_flight = depth(self.steps_asked, &plan);
+        self.board.resettle(self.limits, self.steps_in_flight);
+        self.pipeline = Some(Pipeline::new(workers, self.limits, epoch));
+        self.shared.set_placement(plan.clone(), cards, self.limits.kv_blocks);
+        let stages = (0..plan.stages.len()).collect();
+        let message = format!(
+            "{lost}; the model has been placed anew, on {}; answers go on and may differ by rounding",
+            places(&plan)
+        );
+        tracing::warn!(code = "device_replanned", epoch, "{message}");
+        self.board.tell_recovering("device_replanned", &message);
+        Revived { epoch, stages }
+    }
+}
+
+/// Where the stages of a plan are, in words.
+fn places(plan: &Plan) -> String {
+    let place = |stage: &spillway_protocol::plan::Stage| {
+        let last = stage.layers.end.saturating_sub(1);
+        match &stage.execution {
+            Execution::Cpu { .. } => format!("the CPU (layers {}-{last})", stage.layers.start),
+            Execution::Gpu { device } => {
+                format!("device {} (layers {}-{last})", device.index, stage.layers.start)
+            }
+        }
+    };
+    plan.stages.iter().map(place).collect::<Vec<_>>().join(", ")
+}
+
+impl Meanwhile<'_> {
+    /// Starts the workers of another plan, which is the engine's from now on: whatever fails is named by its stages.
+    fn start(&mut self, plan: Plan, epoch: u64) -> Result<Workers, WorkerError> {
+        let driver = self.driver();
+        let (exe, file_stamp) = (driver.relocation.exe.clone(), driver.relocation.file_stamp);
+        driver.plan = Arc::new(plan.clone());
+        Workers::start(plan, file_stamp, exe, epoch, self)
+    }
+
+    /// Lets `replan` search on a thread of its own; none when the engine is to stop.
+    fn find(&mut self, replan: Arc<dyn Replan>) -> Result<Option<Placed>, Setback> {
+        let (plan, lost) = (self.driver().plan.clone(), self.driver().relocation.losses.gone.clone());
+        let words = self.driver().relocation.losses.words();
+        let search = move || replan.replan(&plan, &lost);
+        let thread = std::thread::Builder::new().name("replan".into()).spawn(search);
+        let thread = match thread {
+            Ok(thread) => thread,
+            Err(error) => return Err(Setback::Final(RequestError::device_lost(&words, &error.to_string()))),
+        };
+        while !thread.is_finished() {
+            if self.serve().is_break() {
+                return Ok(None);
+            }
+            self.wait();
+        }
+        match thread.join() {
+            Ok(Ok(placed)) => Ok(Some(placed)),
+            Ok(Err(error)) => Err(Setback::Final(RequestError::device_lost(
+                &words,
+                &format!("the model cannot be placed on what is left: {error}"),
+            ))),
+            Err(_) => Err(Setback::Final(RequestError::internal(
+                "looking for another placement has met a defect; please report it",
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(ordinal: u32) -> GpuDevice {
+        GpuDevice {
+            index: ordinal as usize,
+            provider: "emulated".into(),
+            ordinal,
+            name: "GPU".into(),
+            arch: "emulated_wave32".into(),
+            pci: format!("ffff:{ordinal:02}:00.0"),
+            uuid: None,
+            driver: 1,
+        }
+    }
+
+    #[test]
+    fn a_device_is_gone_when_its_next_worker_fails_before_any_step_or_it_fails_again_and_again() {
+        let (mut losses, now) = (Losses::default(), Instant::now());
+        assert!(!losses.note(now, &device(0)));
+        assert!(!losses.note(now, &device(1)), "another device");
+        assert!(losses.note(now, &device(0)));
+        assert_eq!(losses.words(), "device 0 (GPU) is lost");
+        assert!(losses.note(now, &device(1)));
+        assert_eq!(losses.words(), "device 0 (GPU) and device 1 (GPU) are lost");
+        let mut losses = Losses::default();
+        for (nth, gone) in [(1, false), (2, false), (3, true)] {
+            losses.progressed();
+            assert_eq!(losses.note(now, &device(1)), gone, "loss {nth}");
+        }
+        losses.progressed();
+        let mut losses = Losses::default();
+        for minute in 0..5 {
+            losses.progressed();
+            assert!(!losses.note(now + minute * 2 * WINDOW, &device(1)), "old losses are forgotten");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! One worker as the coordinator sees it: its process, where it is, and what it says.
+
+use super::error::{Ending, WorkerError, WorkerName};
+use super::lifecycle::{Change, Life, Lifecycle};
+use super::memory;
+use super::process::WorkerProcess;
+use spillway_protocol::channel::CoordinatorEnd;
+use spillway_protocol::control::{FromWorker, LoadStats};
+use spillway_protocol::status::StatusReader;
+use std::ops::Range;
+use std::os::unix::process::ExitStatusExt;
+use std::sync::Arc;
+
+/// Target of the log's events about workers: `SPILLWAY_LOG=spillway::worker=info` shows every change of every worker.
+pub(super) const LOG_TARGET: &str = "spillway::worker";
+
+/// One worker as the coordinator sees it.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) stage: usize,
+    pub(super) layers: Range<usize>,
+    pub(super) life: Life<WorkerProcess>,
+    /// Pipeline incarnation.
+    pub(super) epoch: u64,
+    pub(super) control: CoordinatorEnd,
+    pub(super) status: Arc<StatusReader>,
+    pub(super) stats: LoadStats,
+    /// Bytes of weights that it has stored, and all of its band; zeros until it says so.
+    pub(super) stored: (u64, u64),
+    /// Processes that the system had killed for want of memory when this one was started.
+    pub(super) memory_kills: u64,
+}
+
+/// What a worker needs that has just been started.
+#[derive(Debug)]
+pub(super) struct Started {
+    pub(super) process: WorkerProcess,
+    pub(super) control: CoordinatorEnd,
+    pub(super) status: Arc<StatusReader>,
+    pub(super) memory_kills: u64,
+}
+
+impl Worker {
+    pub(super) fn new(stage: usize, layers: Range<usize>, epoch: u64, started: Started) -> Worker {
+        let Started { process, control, status, memory_kills } = started;
+        let (life, stats) = (Life::new(process), LoadStats::default());
+        let worker =
+            Worker { stage, layers, life, epoch, control, status, stats, stored: (0, 0), memory_kills };
+        worker.tell(None, "the pipeline starts", None);
+        worker
+    }
+
+    /// Lets another process take the place of this worker's, which is gone.
+    pub(super) fn replace(&mut self, epoch: u64, started: Started) {
+        let from = self.state();
+        let Started { process, control, status, memory_kills } = started;
+        if self.life.replace(process) {
+            (self.epoch, self.control, self.status, self.memory_kills) =
+                (epoch, control, status, memory_kills);
+            (self.stats, self.stored) = (LoadStats::default(), (0, 0));
+            self.tell(Some(from), "another process takes its place", None);
+        }
+    }
+
+    pub(super) fn name(&self) -> WorkerName {
+        WorkerName { stage: self.stage, layers: self.layers.clone(), pid: self.pid() }
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.life.process().pid()
+    }
+
+    pub(super) fn state(&self) -> Lifecycle {
+        self.life.state()
+    }
+
+    /// Follows a change and tells of it; one that does not apply in the present state is none.
+    pub(super) fn enter(&mut self, change: Change, cause: &str) {
+        self.enter_with(change, cause, None);
+    }
+
+    pub(super) fn enter_with(&mut self, change: Change, cause: &str, code: Option<&str>) {
+        let from = self.state();
+        if self.life.enter(change).is_some() {
+            self.tell(Some(from), cause, code);
+        }
+    }
+
+    /// Writes where the worker is now into the log.
+    pub(super) fn tell(&self, from: Option<Lifecycle>, cause: &str, code: Option<&str>) {
+        tracing::info!(
+            target: LOG_TARGET,
+            stage = self.stage,
+            pid = self.pid(),
+            epoch = self.epoch,
+            from = from.map(Lifecycle::as_str),
+            to = self.state().as_str(),
+            code,
+            cause,
+            "worker"
+        );
+    }
+
+    /// Its process serves no more: ends it, and gives the reason back.
+    pub(super) fn fail(&mut self, error: WorkerError) -> WorkerError {
+        self.enter_with(Change::Ended, &error.to_string(), Some(error.code()));
+        error
+    }
+
+    pub(super) fn died(&mut self) -> WorkerError {
+        let ending = match self.life.process_mut().ending() {
+            Ending::Exited(status)
+                if status.signal() == Some(libc::SIGKILL) && memory::kills() > self.memory_kills =>
+            {
+                Ending::OutOfMemory { charged: self.status.read().bytes_allocated }
+            }
+            ending => ending,
+        };
+        self.fail(WorkerError::Died { worker: self.name(), ending })
+    }
+
+    pub(super) fn protocol_error(&mut self, reason: String) -> WorkerError {
+        self.fail(WorkerError::Protocol { worker: self.name(), reason })
+    }
+
+    pub(super) fn reported(&mut self, code: String, message: String) -> WorkerError {
+        self.fail(WorkerError::Reported { worker: self.name(), code, message })
+    }
+
+    /// Why the worker does not serve any more, if so.
+    pub(super) fn failure(&mut self) -> Option<WorkerError> {
+        match self.next_message() {
+            Ok(None) => None,
+            Ok(Some(FromWorker::Failed { code, message })) => Some(self.reported(code, message)),
+            Ok(Some(message)) => Some(self.protocol_error(format!("{message:?} while serving"))),
+            Err(error) => Some(error),
+        }
+    }
+
+    /// What the outside may know.
+    pub(super) fn view(&self) -> WorkerView {
+        WorkerView {
+            pid: self.pid(),
+            lifecycle: self.state(),
+            status: self.status.clone(),
+            stats: self.stats.clone(),
+            stored: self.stored,
+        }
+    }
+}
+
+/// What the outside may know about a worker while it serves.
+#[derive(Debug, Clone)]
+pub struct WorkerView {
+    /// Process id.
+    pub pid: u32,
+    /// Where it was when the view was made.
+    pub lifecycle: Lifecycle,
+    /// Its status page.
+    pub status: Arc<StatusReader>,
+    /// What it allocated.
+    pub stats: LoadStats,
+    /// Bytes of weights that it has stored, and all of its band; zeros until it says so.
+    pub stored: (u64, u64),
+}
