@@ -14,7 +14,7 @@ use crate::planner::Refusal;
 use crate::workers::{WorkerError, Workers};
 use spillway_model::gguf::FileStamp;
 use spillway_protocol::frame::FrameLimits;
-use spillway_protocol::plan::{Execution, GpuDevice, Plan};
+use spillway_protocol::plan::{Execution, GpuDevice, Plan, Stage};
 use std::collections::VecDeque;
 use std::fmt;
 use std::path::PathBuf;
@@ -163,23 +163,24 @@ impl Driver {
         let plan = self.plan.clone();
         self.limits = FrameLimits::new(&plan.limits, plan.model.d_model, plan.model.vocab);
         self.steps_in_flight = depth(self.steps_asked, &plan);
-        self.board.resettle(self.limits, self.steps_in_flight);
-        self.pipeline = Some(Pipeline::new(workers, self.limits, epoch));
-        self.shared.set_placement(plan.clone(), cards, self.limits.kv_blocks);
-        let stages = (0..plan.stages.len()).collect();
         let message = format!(
             "{lost}; the model has been placed anew, on {}; answers go on and may differ by rounding",
             places(&plan)
         );
         tracing::warn!(code = "device_replanned", epoch, "{message}");
+        // Before some of them lose their slots.
         self.board.tell_recovering("device_replanned", &message);
+        self.board.resettle(self.limits, self.steps_in_flight);
+        self.pipeline = Some(Pipeline::new(workers, self.limits, epoch));
+        let stages = (0..plan.stages.len()).collect();
+        self.shared.set_placement(plan, cards, self.limits.kv_blocks);
         Revived { epoch, stages }
     }
 }
 
 /// Where the stages of a plan are, in words.
 fn places(plan: &Plan) -> String {
-    let place = |stage: &spillway_protocol::plan::Stage| {
+    let place = |stage: &Stage| {
         let last = stage.layers.end.saturating_sub(1);
         match &stage.execution {
             Execution::Cpu { .. } => format!("the CPU (layers {}-{last})", stage.layers.start),
@@ -200,7 +201,7 @@ impl Meanwhile<'_> {
         Workers::start(plan, file_stamp, exe, epoch, self)
     }
 
-    /// Lets `replan` search on a thread of its own; none when the engine is to stop.
+    /// Lets `replan` search on a thread of its own; none when the engine is to stop, and then the search ends by itself.
     fn find(&mut self, replan: Arc<dyn Replan>) -> Result<Option<Placed>, Setback> {
         let (plan, lost) = (self.driver().plan.clone(), self.driver().relocation.losses.gone.clone());
         let words = self.driver().relocation.losses.words();

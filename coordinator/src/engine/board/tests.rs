@@ -135,6 +135,7 @@ impl Harness {
     /// The workers are gone, and others take their place that hold nothing and have other limits.
     fn relocate(&mut self, max_spans: usize, kv_blocks: usize) {
         self.board.rewind(&WorkerError::GivenUp);
+        self.board.tell_recovering("device_replanned", "elsewhere");
         self.under_way.clear();
         self.workers = Workers::default();
         self.board.resettle(FrameLimits { max_spans, kv_blocks, ..LIMITS }, 1);
@@ -261,8 +262,14 @@ fn sequences_without_room_on_other_workers_wait_for_it_before_those_that_never_h
     assert_eq!((harness.board.live(), harness.board.waiting()), (2, 2), "two blocks for each");
     assert_eq!(harness.board.waiting.iter().map(|request| request.id.0).collect::<Vec<_>>(), [2, 3]);
     harness.run_out();
-    for events in &all {
-        assert_eq!(done(events).token_ids, expected(&[3; 40], 20));
+    for (id, events) in all.iter().enumerate() {
+        let seen: Vec<GenerateEvent> = events.try_iter().collect();
+        let told = |event: &&GenerateEvent| {
+            matches!(event, GenerateEvent::Recovering { code: "device_replanned", .. })
+        };
+        assert_eq!(seen.iter().filter(told).count(), usize::from(id < 3), "{seen:?}");
+        let Some(GenerateEvent::Done(completion)) = seen.last() else { panic!("{seen:?}") };
+        assert_eq!(completion.token_ids, expected(&[3; 40], 20));
     }
     assert!(!harness.board.replaying());
 }
