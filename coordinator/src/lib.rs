@@ -9,6 +9,7 @@ pub mod daemon;
 mod defaults;
 pub mod devices;
 pub mod engine;
+pub mod http;
 pub mod open;
 pub mod planner;
 mod prompt;

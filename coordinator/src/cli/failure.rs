@@ -1,8 +1,9 @@
 //! Why a command ended early, as a sentence, a stable code and an exit code.
 
 use crate::cards::LockError;
-use crate::daemon::DaemonError;
+use crate::daemon::{DaemonError, LoadError};
 use crate::engine::{EngineError, ErrorClass, RequestError};
+use crate::http::HttpError;
 use crate::open::OpenError;
 use crate::planner::Refusal;
 use crate::prompt::PromptError;
@@ -51,7 +52,10 @@ pub enum Failure {
     Tokens(#[from] TokenizerError),
     /// The daemon could not serve.
     #[error(transparent)]
-    Daemon(#[from] DaemonError),
+    Daemon(DaemonError),
+    /// HTTP cannot be served where it should be.
+    #[error(transparent)]
+    Http(#[from] HttpError),
     /// The workers could not be started.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -89,6 +93,21 @@ impl From<io::Error> for Failure {
     }
 }
 
+impl From<DaemonError> for Failure {
+    /// A model that the daemon did not load is reported as by the commands that load one.
+    fn from(error: DaemonError) -> Self {
+        match error {
+            DaemonError::Load(LoadError::Open(error)) => Failure::Open(error),
+            DaemonError::Load(LoadError::Plan(error)) => Failure::Plan(error),
+            DaemonError::Load(LoadError::Card(error)) => Failure::Card(error),
+            DaemonError::Load(LoadError::Options(error) | LoadError::Engine { error, .. }) => {
+                Failure::Engine(error)
+            }
+            other => Failure::Daemon(other),
+        }
+    }
+}
+
 impl Failure {
     /// Stable code.
     pub fn code(&self) -> &'static str {
@@ -103,6 +122,7 @@ impl Failure {
             Failure::Sampling(error) => error.code(),
             Failure::Tokens(error) => error.code(),
             Failure::Daemon(error) => error.code(),
+            Failure::Http(error) => error.code(),
             Failure::Engine(error) => error.code(),
             Failure::Request(error) => error.code,
             Failure::NoDaemon { .. } => "no_daemon",
@@ -118,8 +138,14 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::ReaderGone => 0,
-            Failure::Input(_) | Failure::Output(_) | Failure::Daemon(_) | Failure::NoDaemon { .. } => 1,
-            Failure::Usage(_) | Failure::Kernels(CompileError::UnknownArch(_)) => 2,
+            Failure::Input(_)
+            | Failure::Output(_)
+            | Failure::Daemon(_)
+            | Failure::Http(HttpError::InUse(_) | HttpError::Io { .. })
+            | Failure::NoDaemon { .. } => 1,
+            Failure::Usage(_)
+            | Failure::Http(HttpError::NeedsKey(_))
+            | Failure::Kernels(CompileError::UnknownArch(_)) => 2,
             Failure::Kernels(_) => 4,
             Failure::Open(_)
             | Failure::Plan(_)

@@ -16,6 +16,7 @@ mod output;
 mod plan;
 mod progress;
 mod run;
+mod serve;
 mod session;
 mod status;
 mod tokens;
@@ -95,6 +96,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Tokenize(args) => tokens::tokenize(&args),
         Command::Detokenize(args) => tokens::detokenize(&args),
         Command::Bench(args) => bench::bench(&args),
+        Command::Serve(args) => serve::serve(&args),
         Command::Daemon(args) => daemon::daemon(&args),
         Command::Status(args) => status::status(&args),
         Command::Top(args) => top::top(&args),

@@ -18,6 +18,7 @@ use argmax::{Peak, peak};
 pub use params::{ParamError, SamplingParams};
 use penalty::Window;
 use random::Random;
+pub use random::draw_seed;
 use std::cmp::Ordering;
 use thiserror::Error;
 
