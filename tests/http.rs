@@ -201,7 +201,7 @@ fn refusals() -> Vec<Refusal> {
         (CHAT, json!({"temperature": -1}), 400, "invalid_sampling_parameter", None),
         (CHAT, json!({"max_tokens": -1}), 400, "wrong_type", Some("max_tokens")),
         (CHAT, json!({"max_completion_tokens": 3}), 400, "conflicting_fields", Some("max_tokens")),
-        (CHAT, json!({"stop": ""}), 400, "invalid_stop", None),
+        (CHAT, json!({"stop": ""}), 400, "invalid_stop", Some("stop")),
         (CHAT, json!({"logit_bias": {"x": 1}}), 400, "wrong_type", Some("logit_bias")),
         (
             CHAT,
@@ -220,7 +220,7 @@ fn refusals() -> Vec<Refusal> {
             Some("response_format"),
         ),
         (CHAT, json!({"guided_regex": "a*"}), 400, "response_format_unsupported", Some("guided_regex")),
-        (CHAT, json!({"tools": [{"type": "function"}]}), 400, "tools_unsupported", None),
+        (CHAT, json!({"tools": [{"type": "function"}]}), 400, "tools_unsupported", Some("tools")),
         (CHAT, json!({"tools": ["x"]}), 400, "wrong_type", Some("tools")),
         (CHAT, json!({"tool_choice": "required"}), 400, "tool_choice_unsupported", Some("tool_choice")),
         (CHAT, json!({"functions": [{}]}), 400, "functions_unsupported", Some("functions")),

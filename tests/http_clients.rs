@@ -91,6 +91,28 @@ fn clients_that_are_slow_hold_up_nobody_and_are_dropped() {
     until_closed(half);
 }
 
+#[test]
+fn a_server_with_too_much_to_do_says_so_and_bounds_its_connections() {
+    let models = Models::new();
+    let server = Server::with_model(&long_model(&models), &["--parallel", "1", "--max-seq", "65536"]);
+    let http = &server.http;
+    let waiting: Vec<_> = (0..257).map(|_| ask(http, &endless())).collect();
+    eventually("the queue is full", || http.metric("spillway_requests_queued") == 256.0);
+    let reply = http.post(TEXT, &body(3));
+    assert_eq!((reply.status, reply.error().as_str()), (429, "queue_full"));
+    assert_eq!(reply.header("x-should-retry"), Some("true"));
+    drop(waiting);
+    http.until_idle();
+    // A connection beyond the limit is answered once another one has ended.
+    let mut idle: Vec<_> = (0..512).map(|_| http.connect()).collect();
+    let last = ask(http, &body(3));
+    last.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    assert!(last.peek(&mut [0]).is_err(), "nobody answers yet");
+    idle.pop();
+    last.set_read_timeout(Some(support::PATIENCE)).unwrap();
+    Reply::of(last).ok();
+}
+
 fn with_stream(mut body: Value) -> Value {
     body["stream"] = json!(true);
     body
@@ -178,7 +200,8 @@ fn a_daemon_serves_http_beside_json_lines_and_is_ready_once_a_model_is_loaded() 
 #[test]
 fn a_termination_signal_lets_answers_end_and_a_second_one_does_not() {
     let models = Models::new();
-    let mut server = Server::with_model(&long_model(&models), &["--max-seq", "65536"]);
+    let args = ["--max-seq", "65536", "--drain-limit", "60"];
+    let mut server = Server::with_model(&long_model(&models), &args);
     let http = server.http.clone();
     let undisturbed = text_answer(&http, 1500);
     let mut short = http.stream(TEXT, &body(1500));

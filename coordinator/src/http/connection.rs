@@ -1,4 +1,5 @@
-//! Connections: how many, how slow they may be, and how they end when the daemon does.
+//! Connections: how many, how slow they may be, and how they end when the daemon does. The router's own server has none of these
+//! limits, which is why connections are served with hyper here.
 
 use super::listener::HttpServer;
 use super::routes::{App, router};

@@ -9,6 +9,9 @@ use spillway_protocol::jsonl::LineError;
 /// Clients of OpenAI's own libraries repeat a request after a failure unless this header says no.
 const SHOULD_RETRY: &str = "x-should-retry";
 
+/// Fields that refusals by the engine are about, by code.
+const FIELDS: &[(&str, &str)] = &[("tools_unsupported", "tools"), ("invalid_stop", "stop")];
+
 /// Why a request has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
@@ -78,7 +81,9 @@ impl From<&RequestError> for ApiError {
             (_, ErrorClass::Internal) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let retryable = error.retryable || error.code == "no_model_loaded";
-        ApiError { retryable, ..ApiError::invalid(status, error.code, error.message.clone()) }
+        let field = FIELDS.iter().find(|(code, _)| *code == error.code);
+        let param = field.map(|(_, field)| (*field).to_owned());
+        ApiError { retryable, param, ..ApiError::invalid(status, error.code, error.message.clone()) }
     }
 }
 
