@@ -120,14 +120,16 @@ fn with_stream(mut body: Value) -> Value {
 
 #[test]
 fn a_killed_worker_is_a_comment_in_the_stream_and_no_change_of_the_text() {
+    /// So long that the worker is killed before the end, however slow this test is.
+    const LENGTH: u32 = 4000;
     let models = Models::new();
-    let server = Server::with_model(&models.tiny(), &["--cpu-workers", "2"]);
+    let server = Server::with_model(&long_model(&models), &["--cpu-workers", "2", "--max-seq", "8192"]);
     let http = &server.http;
-    let undisturbed = text_answer(http, 400);
-    let mut events = http.stream(TEXT, &body(400));
+    let undisturbed = text_answer(http, LENGTH);
+    let mut events = http.stream(TEXT, &body(LENGTH));
     let whole = std::thread::spawn({
         let http = http.clone();
-        move || text_answer(&http, 400)
+        move || text_answer(&http, LENGTH)
     });
     let begin = events.until_text();
     signal(server.workers()[1], Signal::SIGKILL);
@@ -204,11 +206,11 @@ fn a_termination_signal_lets_answers_end_and_a_second_one_does_not() {
     let mut server = Server::with_model(&long_model(&models), &args);
     let http = server.http.clone();
     let undisturbed = text_answer(&http, 1500);
-    let mut short = http.stream(TEXT, &body(1500));
     let mut long = http.stream(TEXT, &endless());
-    let (begin, _) = (short.until_text(), long.until_text());
     let whole = ask(&http, &endless());
-    eventually("all run", || http.metric("spillway_requests_generating") == 3.0);
+    eventually("both run", || http.metric("spillway_requests_generating") == 2.0);
+    let mut short = http.stream(TEXT, &body(1500));
+    let (begin, _) = (short.until_text(), long.until_text());
     server.signal(Signal::SIGTERM);
     assert_eq!(begin + &text_of(&short.rest()), undisturbed);
     assert!(TcpStream::connect(&http.address).is_err(), "nobody new is let in");
