@@ -45,6 +45,7 @@ fn help_is_as_reviewed() {
         "tokenize",
         "detokenize",
         "bench",
+        "serve",
         "daemon",
         "status",
         "top",

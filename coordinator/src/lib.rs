@@ -9,6 +9,7 @@ pub mod config;
 pub mod daemon;
 pub mod devices;
 pub mod engine;
+pub mod http;
 pub mod open;
 pub mod placement;
 pub mod planner;

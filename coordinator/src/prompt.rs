@@ -24,6 +24,11 @@ pub enum PromptError {
     /// The model was opened without its tokenizer, or has none.
     #[error("the model has no tokenizer, so it cannot read text; send token ids")]
     NoTokenizer,
+    /// The template says nothing about tools.
+    #[error(
+        "the model's chat template does not know tools, so the model would never hear of them; leave \"tools\" out"
+    )]
+    NoTools,
     /// The template cannot be used or declines the conversation.
     #[error(transparent)]
     Template(#[from] TemplateError),
@@ -34,6 +39,7 @@ impl PromptError {
     pub fn code(&self) -> &'static str {
         match self {
             PromptError::NoTokenizer => "no_tokenizer",
+            PromptError::NoTools => "tools_unsupported",
             PromptError::Template(error) => error.code(),
         }
     }
@@ -48,6 +54,9 @@ pub fn tokenizer(model: &LoadedModel) -> Result<&Tokenizer, PromptError> {
 pub fn chat(model: &LoadedModel, chat: &ChatPrompt<'_>) -> Result<Vec<u32>, PromptError> {
     let tokenizer = tokenizer(model)?;
     let template = ChatTemplate::for_model(model.chat_template(), tokenizer)?;
+    if chat.tools.is_some() && !template.reads("tools")? {
+        return Err(PromptError::NoTools);
+    }
     let messages = Value::from(chat.messages);
     let tools = chat.tools.map(Value::from);
     let request = ChatRequest {

@@ -16,6 +16,8 @@ mod request;
 
 pub use error::{Class, LineError, Rejected};
 pub use event::{Diagnosis, Done, ErrorEvent, Event, Loaded, RecoveryReport, StageReport, StageSummary};
+pub use fields::{Biases, Fields, FromField, Objects, Strings, describe};
+pub use foreign::{Feature, Foreign, Off, feature, row};
 pub use request::{Generate, Load, PlacementParams, Request, Source, parse_line};
 
 /// Longest line a client may send, in bytes, line feed not counted. A longer one is answered with `line_too_long` and

@@ -3,6 +3,7 @@
 
 mod tuning;
 
+use crate::http::{ApiKey, HttpAddress};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use serde_json::{Map, Value, json};
@@ -46,7 +47,9 @@ pub enum Command {
     Detokenize(DetokenizeArgs),
     /// Measure prompt and decode speed
     Bench(BenchArgs),
-    /// Serve JSON lines on standard input and output, and on a local socket
+    /// Load a model and serve it to OpenAI clients over HTTP
+    Serve(ServeArgs),
+    /// Serve JSON lines on standard input and output, on a local socket, and HTTP
     Daemon(DaemonArgs),
     /// Show what a daemon is doing: stages, processes, requests, restarts
     Status(StatusArgs),
@@ -307,15 +310,46 @@ pub struct BenchArgs {
     pub placement: PlacementArgs,
 }
 
-/// `daemon`.
+/// What `serve` and `daemon` share.
 #[derive(Debug, Args)]
-pub struct DaemonArgs {
-    /// Also serve clients on a local socket at this path
+pub struct ServerArgs {
+    /// Also serve JSON lines on a local socket at this path
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub listen: Option<PathBuf>,
+    /// Answer only HTTP clients that send this key; rather set the variable, since others see the command line
+    #[arg(long, value_name = "KEY", env = "SPILLWAY_API_KEY", hide_env_values = true)]
+    pub api_key: Option<ApiKey>,
     /// Seconds that requests may run on after SIGTERM before they are aborted
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_patience)]
     pub drain_limit: Duration,
+}
+
+/// `serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Address to serve at; beyond this machine only with a key
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8080")]
+    pub http: HttpAddress,
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub progress: ProgressArgs,
+    #[command(flatten)]
+    pub placement: PlacementArgs,
+    #[command(flatten)]
+    pub saved: SavedPlanArgs,
+}
+
+/// `daemon`.
+#[derive(Debug, Args)]
+pub struct DaemonArgs {
+    /// Also serve OpenAI clients over HTTP, for example at 127.0.0.1:8080; beyond this machine only with a key
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub http: Option<HttpAddress>,
+    #[command(flatten)]
+    pub server: ServerArgs,
 }
 
 /// Seconds of patience: from none to a day.

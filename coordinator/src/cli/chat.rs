@@ -2,7 +2,7 @@
 
 use super::args::ChatArgs;
 use super::failure::Failure;
-use super::generation::{Answer, draw_seed, generate};
+use super::generation::{Answer, generate};
 use super::interrupt::{Interrupts, Wake};
 use super::output;
 use super::session::{Prepared, Session};
@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::engine::{ErrorClass, GenerateRequest};
 use crate::open::TextNeed;
 use crate::prompt::{self, ChatPrompt};
-use crate::sampler::SamplingParams;
+use crate::sampler::{SamplingParams, draw_seed};
 use serde_json::{Value, json};
 use std::io::{self, BufRead, IsTerminal, stdin, stdout};
 use std::sync::mpsc::{Receiver, Sender};

@@ -2,8 +2,9 @@
 
 use crate::cards::LockError;
 use crate::config::ConfigError;
-use crate::daemon::DaemonError;
+use crate::daemon::{DaemonError, LoadError};
 use crate::engine::{EngineError, ErrorClass, RequestError};
+use crate::http::HttpError;
 use crate::open::OpenError;
 use crate::placement::PlacementError;
 use crate::prompt::PromptError;
@@ -46,7 +47,10 @@ pub enum Failure {
     Tokens(#[from] TokenizerError),
     /// The daemon could not serve.
     #[error(transparent)]
-    Daemon(#[from] DaemonError),
+    Daemon(DaemonError),
+    /// HTTP cannot be served where it should be.
+    #[error(transparent)]
+    Http(#[from] HttpError),
     /// The workers could not be started.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -89,6 +93,20 @@ impl From<io::Error> for Failure {
     }
 }
 
+impl From<DaemonError> for Failure {
+    /// A model that the daemon did not load is reported as by the commands that load one.
+    fn from(error: DaemonError) -> Self {
+        match error {
+            DaemonError::Load(LoadError::Open(error)) => Failure::Open(error),
+            DaemonError::Load(LoadError::Placement(error)) => Failure::Placement(error),
+            DaemonError::Load(LoadError::Config(error)) => Failure::Config(error),
+            DaemonError::Load(LoadError::Card(error)) => Failure::Card(error),
+            DaemonError::Load(LoadError::Engine { error, .. }) => Failure::Engine(error),
+            other => Failure::Daemon(other),
+        }
+    }
+}
+
 impl Failure {
     /// Stable code.
     pub fn code(&self) -> &'static str {
@@ -103,6 +121,7 @@ impl Failure {
             Failure::Sampling(error) => error.code(),
             Failure::Tokens(error) => error.code(),
             Failure::Daemon(error) => error.code(),
+            Failure::Http(error) => error.code(),
             Failure::Engine(error) => error.code(),
             Failure::Request(error) => error.code,
             Failure::NoDaemon { .. } => "no_daemon",
@@ -118,9 +137,15 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::ReaderGone => 0,
-            Failure::Input(_) | Failure::Output(_) | Failure::Daemon(_) | Failure::NoDaemon { .. } => 1,
-            Failure::Config(ConfigError::Unwritable { .. }) => 1,
-            Failure::Usage(_) | Failure::Kernels(CompileError::UnknownArch(_)) => 2,
+            Failure::Input(_)
+            | Failure::Output(_)
+            | Failure::Daemon(_)
+            | Failure::Http(HttpError::InUse(_) | HttpError::Io { .. })
+            | Failure::NoDaemon { .. }
+            | Failure::Config(ConfigError::Unwritable { .. }) => 1,
+            Failure::Usage(_)
+            | Failure::Http(HttpError::NeedsKey(_))
+            | Failure::Kernels(CompileError::UnknownArch(_)) => 2,
             Failure::Kernels(_) => 4,
             Failure::Open(_)
             | Failure::Placement(_)

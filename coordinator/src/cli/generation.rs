@@ -3,8 +3,6 @@
 use super::failure::Failure;
 use super::interrupt::{Interrupts, Wake};
 use crate::engine::{Completion, Engine, GenerateEvent, GenerateRequest};
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::io;
 
 /// How an answer ended without an error.
@@ -58,11 +56,4 @@ pub fn generate(
             return Err(failure);
         }
     }
-}
-
-/// A seed nobody chose.
-pub fn draw_seed() -> u64 {
-    // The standard library seeds its hash maps from the system's random numbers.
-    // 53 bits survive every JSON reader.
-    RandomState::new().build_hasher().finish() >> 11
 }

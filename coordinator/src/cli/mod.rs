@@ -17,6 +17,7 @@ mod output;
 mod plan;
 mod progress;
 mod run;
+mod serve;
 mod session;
 mod status;
 mod tokens;
@@ -125,6 +126,7 @@ fn dispatch(command: Command, config: &Config, file: ConfigFile) -> Result<(), F
         Command::Tokenize(args) => tokens::tokenize(&args),
         Command::Detokenize(args) => tokens::detokenize(&args),
         Command::Bench(args) => bench::bench(&args, config),
+        Command::Serve(args) => serve::serve(&args, file),
         Command::Daemon(args) => daemon::daemon(&args, file),
         Command::Status(args) => status::status(&args),
         Command::Top(args) => top::top(&args),

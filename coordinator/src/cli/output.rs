@@ -29,3 +29,8 @@ fn failure(error: io::Error) -> Failure {
         _ => Failure::Output(error),
     }
 }
+
+/// Tells the user something on standard error, if anyone is there to hear it.
+pub fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}

@@ -2,7 +2,7 @@
 
 use super::args::Progress;
 use crate::workers::{Link, LoadProgress};
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 use serde_json::json;
 use std::io::{IsTerminal, stderr};
 
@@ -74,7 +74,10 @@ impl ProgressView {
 }
 
 fn new_bar(stage: usize, stages: usize) -> ProgressBar {
-    let bar = ProgressBar::new(0).with_prefix(format!("loading stage {} of {stages}", stage + 1));
+    // A view that is dropped before its end is cleared, too.
+    let bar = ProgressBar::new(0)
+        .with_prefix(format!("loading stage {} of {stages}", stage + 1))
+        .with_finish(ProgressFinish::AndClear);
     match ProgressStyle::with_template(BAR) {
         Ok(style) => bar.with_style(style.progress_chars("=> ")),
         // The template is a constant that the tests draw; without it the default bar serves.

@@ -2,7 +2,7 @@
 
 use super::args::RunArgs;
 use super::failure::Failure;
-use super::generation::{Answer, Piece, draw_seed, generate};
+use super::generation::{Answer, Piece, generate};
 use super::input;
 use super::interrupt::Interrupts;
 use super::output;
@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::engine::{Completion, GenerateRequest};
 use crate::open::{LoadedModel, TextNeed};
 use crate::prompt::{self, ChatPrompt};
+use crate::sampler::draw_seed;
 use serde_json::{Value, json};
 use std::io::{IsTerminal, stdin};
 

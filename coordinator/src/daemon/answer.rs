@@ -1,33 +1,15 @@
 //! One `generate`: from the message to its one last event.
 
+use super::ask::{Asked, ask, max_tokens, render, stateless};
 use super::client::{AbortReason, Client};
 use super::conversation::Turn;
 use super::order::Ticket;
-use super::service::{Held, Resident, blocking};
-use crate::config::Generation;
-use crate::engine::{
-    Completion, Engine, ErrorClass, EventSink, GenerateEvent, GenerateRequest, RequestError,
-};
-use crate::open::LoadedModel;
-use crate::prompt::{self, ChatPrompt, PromptError};
-use crate::sampler::SamplingParams;
-use serde_json::Value;
+use super::service::Resident;
+use crate::engine::{Completion, ErrorClass, EventSink, GenerateEvent, RequestError};
+use crate::prompt::PromptError;
 use spillway_protocol::jsonl::{Class, Done, ErrorEvent, Event, Generate, Source};
 use std::sync::Arc;
 use tokio::sync::oneshot;
-
-/// Seed of a request that brings none: equal requests get equal answers, as in the v1 protocol.
-const SEED: u64 = 0x1357_9BDF;
-
-/// A request that the engine can take.
-struct Prepared {
-    /// Keeps the model from being replaced while the request runs.
-    _held: Held,
-    engine: Engine,
-    request: GenerateRequest,
-    /// The turn to add to the conversation when it is answered.
-    turn: Option<Turn>,
-}
 
 /// How the engine ended a request.
 enum End {
@@ -44,25 +26,21 @@ pub async fn answer(
     ticket: Ticket,
 ) -> Event {
     let id = generate.id.clone();
-    let generate = Arc::new(generate);
     let prepared = tokio::select! {
         Ok(reason) = &mut aborted => return Event::Aborted { id, reason },
-        prepared = prepare(&client, generate, ticket) => match prepared {
-            Ok(prepared) => prepared,
-            Err(error) => return Event::Error(error),
-        },
+        prepared = prepare(&client, generate, ticket) => prepared,
     };
     let (end, mut ended) = oneshot::channel();
-    let Prepared { _held, engine, request, turn } = prepared;
-    let request = match engine.submit(request, sink(&client, &id, end)) {
-        Ok(request) => request,
+    let submitted = prepared.and_then(|(asked, turn)| Ok((asked.submit(sink(&client, &id, end))?, turn)));
+    let (running, turn) = match submitted {
+        Ok(submitted) => submitted,
         Err(error) => return Event::Error(request_error(&id, &error)),
     };
     let mut reason = "engine";
     let end = tokio::select! {
         Ok(why) = &mut aborted => {
             reason = why;
-            engine.abort(request);
+            running.abort();
             ended.await
         }
         end = &mut ended => end,
@@ -109,70 +87,41 @@ fn sink(client: &Arc<Client>, id: &str, end: oneshot::Sender<End>) -> EventSink 
     })
 }
 
-/// Waits for the model and turns the request into tokens.
+/// Waits for the request's turn and for the model, and makes the prompt; with it the turn to add to the conversation when it
+/// is answered.
 async fn prepare(
     client: &Arc<Client>,
-    generate: Arc<Generate>,
+    generate: Generate,
     mut ticket: Ticket,
-) -> Result<Prepared, ErrorEvent> {
+) -> Result<(Asked, Option<Turn>), RequestError> {
     ticket.admitted().await;
-    let held = client.service.hold().await;
-    let Some(resident) = held.as_ref().cloned() else {
-        let message = "no model is loaded; send a load message first".to_owned();
-        return Err(ErrorEvent::new(
-            Some(generate.id.clone()),
-            "no_model_loaded",
-            Class::Validation,
-            message,
-        ));
-    };
-    let (engine, settings) = (resident.engine.clone(), resident.generation.clone());
-    let builder = Builder { client: client.clone(), generate: generate.clone(), resident };
-    let built = blocking(move || builder.build()).await;
-    let failed = |code, class, message| ErrorEvent::new(Some(generate.id.clone()), code, class, message);
-    let (prompt, turn) = match built {
-        Ok(Ok(built)) => built,
-        Ok(Err(error)) => return Err(failed(error.code(), Class::Validation, error.to_string())),
-        Err(_) => {
-            let message = "making the prompt ended unexpectedly; see the log on standard error".to_owned();
-            return Err(failed("internal", Class::Internal, message));
+    let for_prompt = client.clone();
+    ask(&client.service, &Arc::new(generate), move |resident, generate| match &generate.source {
+        Source::Turn { prompt, system } => {
+            let builder = TurnBuilder { client: &for_prompt, generate, resident };
+            builder.build(prompt, system.as_deref()).map(|(ids, turn)| (ids, Some(turn)))
         }
-    };
-    let request = GenerateRequest {
-        prompt,
-        max_tokens: max_tokens(&generate, &settings),
-        sampling: sampling(&generate, &settings.sampling),
-        stop: generate.stop.clone(),
-        ignore_eos: generate.ignore_eos,
-    };
-    Ok(Prepared { _held: held, engine, request, turn })
+        Source::Messages(_) | Source::Raw(_) | Source::Ids(_) => {
+            stateless(resident.engine.model(), generate).map(|ids| (ids, None))
+        }
+    })
+    .await
 }
 
-/// What making a prompt needs; runs on a thread where it may take its time.
-struct Builder {
-    client: Arc<Client>,
-    generate: Arc<Generate>,
-    resident: Resident,
+/// What making the prompt of a turn needs.
+struct TurnBuilder<'a> {
+    client: &'a Client,
+    generate: &'a Generate,
+    resident: &'a Resident,
 }
 
-impl Builder {
-    /// Token ids, and the turn they are if they are one.
-    fn build(&self) -> Result<(Vec<u32>, Option<Turn>), PromptError> {
-        match &self.generate.source {
-            Source::Ids(ids) => Ok((ids.clone(), None)),
-            Source::Raw(text) => prompt::raw(self.model(), text).map(|ids| (ids, None)),
-            Source::Messages(messages) => self.render(messages).map(|ids| (ids, None)),
-            Source::Turn { prompt, system } => {
-                self.build_turn(prompt, system.as_deref()).map(|(ids, turn)| (ids, Some(turn)))
-            }
-        }
-    }
-
+impl TurnBuilder<'_> {
     /// A turn of the conversation, which starts anew when it would not fit any more.
-    fn build_turn(&self, user: &str, system: Option<&str>) -> Result<(Vec<u32>, Turn), PromptError> {
+    fn build(&self, user: &str, system: Option<&str>) -> Result<(Vec<u32>, Turn), PromptError> {
         let begin = |system| self.client.conversation().begin(self.resident.load, user, system);
+        let render = |messages: &[_]| render(self.resident.engine.model(), self.generate, messages);
         let (messages, turn) = begin(system);
-        let ids = self.render(&messages)?;
+        let ids = render(&messages)?;
         let room = self.resident.engine.plan().limits.max_seq;
         let most = max_tokens(&self.generate, &self.resident.generation);
         let first_turn = self.client.conversation().is_empty();
@@ -191,48 +140,7 @@ impl Builder {
         let id = self.generate.id.clone();
         self.client.outbox.push(&Event::Info { id, code: "conversation_reset", message });
         let (messages, turn) = begin(system.or(kept_system.as_deref()));
-        Ok((self.render(&messages)?, turn))
-    }
-
-    fn render(&self, messages: &[Value]) -> Result<Vec<u32>, PromptError> {
-        let chat = ChatPrompt {
-            messages,
-            tools: self.generate.tools.as_deref(),
-            enable_thinking: self.generate.enable_thinking,
-            kwargs: &self.generate.template_kwargs,
-        };
-        prompt::chat(self.model(), &chat)
-    }
-
-    fn model(&self) -> &LoadedModel {
-        self.resident.engine.model()
-    }
-}
-
-fn max_tokens(generate: &Generate, settings: &Generation) -> usize {
-    generate.max_tokens.map_or(settings.max_tokens, |n| usize::try_from(n).unwrap_or(usize::MAX))
-}
-
-/// Sampling as the engine takes it; settings say what the request leaves out, and the engine checks the ranges.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "sampling computes in f32; its ranges are checked afterwards"
-)]
-fn sampling(generate: &Generate, settings: &SamplingParams) -> SamplingParams {
-    let real = |value: Option<f64>, default: f32| value.map_or(default, |value| value as f32);
-    SamplingParams {
-        temperature: real(generate.temperature, settings.temperature),
-        top_k: generate.top_k.map_or(settings.top_k, |k| u32::try_from(k).unwrap_or(u32::MAX)),
-        top_p: real(generate.top_p, settings.top_p),
-        min_p: real(generate.min_p, settings.min_p),
-        repeat_penalty: real(generate.repeat_penalty, settings.repeat_penalty),
-        presence_penalty: real(generate.presence_penalty, settings.presence_penalty),
-        frequency_penalty: real(generate.frequency_penalty, settings.frequency_penalty),
-        repeat_window: generate
-            .repeat_window
-            .map_or(settings.repeat_window, |n| usize::try_from(n).unwrap_or(usize::MAX)),
-        seed: generate.seed.unwrap_or(SEED),
-        logit_bias: generate.logit_bias.clone(),
+        Ok((render(&messages)?, turn))
     }
 }
 

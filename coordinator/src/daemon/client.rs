@@ -101,7 +101,7 @@ pub async fn serve(
 }
 
 /// Completes when the daemon's end has come that far.
-async fn reached(watched: &mut watch::Receiver<Ending>, value: Ending) {
+pub async fn reached(watched: &mut watch::Receiver<Ending>, value: Ending) {
     // Fails only when the sender is gone, which is an end, too.
     let _ = watched.wait_for(|now| *now >= value).await;
 }

@@ -1,32 +1,41 @@
-//! The daemon: JSON lines on standard input and output and, if asked, on a local socket. The protocol is described in
-//! `docs/protocol.md`; tokio lives here alone.
+//! The daemon: JSON lines on standard input and output, on a local socket, and HTTP, as asked. The protocol is described in
+//! `docs/protocol.md`; tokio lives here and in [`http`](crate::http) alone.
 //!
 //! One task per connection and one per message that takes time. The engine's thread never waits for a client: events go
 //! into a bounded outbox, and a client that does not read is given up.
 
 mod answer;
+mod ask;
 mod client;
 mod conversation;
 mod line;
 mod order;
 mod outbox;
 mod service;
+mod signals;
 mod socket;
 
 use crate::config::ConfigFile;
-use client::{Ending, serve};
+use crate::http::{self, HttpServer};
+use crate::workers::LoadProgress;
+pub(crate) use ask::{Running, ask, stateless};
+use client::serve;
+pub(crate) use client::{Ending, reached};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use service::Service;
+pub use service::{LoadError, Wanted};
+pub(crate) use service::{RequestCount, Resident, Service};
+use signals::{Heard, Signals};
 pub use socket::SocketError;
 use socket::SocketFile;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -37,15 +46,37 @@ const HANGUP_CHECK: Duration = Duration::from_millis(200);
 /// How long to wait when the system has no descriptors left for a new client.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where the daemon serves.
-#[derive(Debug, Clone)]
+/// Where the daemon serves, and what it loads by itself.
+#[derive(Debug)]
 pub struct DaemonOptions {
-    /// Local socket, next to standard input and output.
+    /// JSON lines on standard input and output.
+    pub stdio: bool,
+    /// JSON lines on a local socket.
     pub listen: Option<PathBuf>,
+    /// OpenAI's protocol.
+    pub http: Option<HttpServer>,
+    /// A model to load at the start; the daemon ends when that fails.
+    pub load: Option<FirstLoad>,
     /// How long requests may run on after a termination signal.
     pub drain_limit: Duration,
     /// Settings, read again at every load.
     pub config: ConfigFile,
+}
+
+/// A model that is loaded without a message.
+pub struct FirstLoad {
+    /// The model.
+    pub wanted: Wanted,
+    /// Hears how the load goes on.
+    pub progress: Box<dyn FnMut(LoadProgress) + Send>,
+    /// Hears the name of the model when it can be asked.
+    pub loaded: Box<dyn FnOnce(&str) + Send>,
+}
+
+impl fmt::Debug for FirstLoad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FirstLoad").field("wanted", &self.wanted).finish_non_exhaustive()
+    }
 }
 
 /// Why the daemon could not serve.
@@ -54,6 +85,9 @@ pub enum DaemonError {
     /// The socket cannot be had.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// The model to begin with was not loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
     /// The system refused something basic.
     #[error("the daemon cannot start: {0}; check the limits of this user")]
     Io(#[from] io::Error),
@@ -64,6 +98,7 @@ impl DaemonError {
     pub fn code(&self) -> &'static str {
         match self {
             DaemonError::Socket(error) => error.code(),
+            DaemonError::Load(error) => error.code(),
             DaemonError::Io(_) => "daemon_failed",
         }
     }
@@ -78,72 +113,148 @@ pub enum DaemonEnd {
     Interrupted,
 }
 
-/// Serves until standard input ends (without a socket) or a signal comes, then ends the workers.
-pub fn run(options: &DaemonOptions) -> Result<DaemonEnd, DaemonError> {
+/// Serves until standard input ends (without anything else to serve) or a signal comes, then ends the workers.
+pub fn run(options: DaemonOptions) -> Result<DaemonEnd, DaemonError> {
     let socket = options.listen.as_deref().map(socket::listen).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let end = runtime.block_on(serve_all(socket, options));
+    let end = runtime.block_on(async { Daemon::start(options)?.serve(socket).await });
     // A read of standard input may be stuck in the system; it must not keep the process.
     runtime.shutdown_background();
     end
 }
 
-async fn serve_all(
-    socket: Option<(StdListener, SocketFile)>,
-    options: &DaemonOptions,
-) -> Result<DaemonEnd, DaemonError> {
-    let mut signals = Signals::new(options.drain_limit)?;
-    let service = Arc::new(Service::new(options.config.clone()));
-    let ending = watch::Sender::new(Ending::Serving);
-    let mut clients = JoinSet::new();
-    let stdout = io::stdout().as_fd().try_clone_to_owned()?;
-    let (tokio_in, tokio_out) = (tokio::io::stdin(), tokio::io::stdout());
-    clients.spawn(serve(service.clone(), tokio_in, tokio_out, hangup(stdout), ending.subscribe()));
-    let (listener, socket_file) = match socket {
-        Some((listener, file)) => (Some(UnixListener::from_std(listener)?), Some(file)),
-        None => (None, None),
-    };
-    // Dropped with this function, which gives up what is still under way, as the end of the daemon does with loads of clients.
-    let mut reloads = JoinSet::new();
-    let mut interrupted = false;
-    loop {
-        let draining = *ending.borrow() >= Ending::Draining;
-        tokio::select! {
-            client = clients.join_next(), if !clients.is_empty() => {
-                if let Some(Err(error)) = client {
-                    tracing::error!(%error, "a connection has panicked");
-                }
-            }
-            stream = accept(listener.as_ref()), if !draining => {
-                serve_socket(stream, &service, &ending, &mut clients);
-            }
-            Some(_) = reloads.join_next() => {}
-            heard = signals.next(draining) => match heard {
-                Heard::Reload if draining => tracing::warn!("the daemon is ending; the model is not loaded again"),
-                // One that waits will find whatever has changed by then.
-                Heard::Reload if reloads.len() > 1 => {}
-                Heard::Reload => {
-                    reloads.spawn(reload(service.clone()));
-                }
-                Heard::End { reached, interrupted: now } => {
-                    interrupted |= now;
-                    service.drain();
-                    ending.send_replace(reached);
-                }
-            },
-        }
-        if clients.is_empty() && (listener.is_none() || *ending.borrow() >= Ending::Draining) {
-            break;
-        }
-    }
-    drop(socket_file);
-    drop(reloads);
-    service.unload(std::future::ready(())).await;
-    Ok(if interrupted { DaemonEnd::Interrupted } else { DaemonEnd::Drained })
+/// What runs.
+struct Daemon {
+    service: Arc<Service>,
+    signals: Signals,
+    ending: watch::Sender<Ending>,
+    /// Connections, and the server of HTTP.
+    clients: JoinSet<()>,
+    /// Loads that no client has asked for. Given up with the daemon, as those of clients are.
+    loads: JoinSet<Result<(), LoadError>>,
+    interrupted: bool,
+    /// Why the first load failed.
+    failed: Option<LoadError>,
 }
 
-/// Loads the model again, as the `reload` message does, and tells the log.
-async fn reload(service: Arc<Service>) {
+impl Daemon {
+    /// Starts everything but the local socket.
+    fn start(options: DaemonOptions) -> Result<Daemon, DaemonError> {
+        let mut daemon = Daemon {
+            service: Arc::new(Service::new(options.config)),
+            signals: Signals::new(options.drain_limit)?,
+            ending: watch::Sender::new(Ending::Serving),
+            clients: JoinSet::new(),
+            loads: JoinSet::new(),
+            interrupted: false,
+            failed: None,
+        };
+        if options.stdio {
+            let stdout = io::stdout().as_fd().try_clone_to_owned()?;
+            daemon.serve_client(tokio::io::stdin(), tokio::io::stdout(), stdout);
+        }
+        if let Some(server) = options.http {
+            let serving = http::serve(server, daemon.service.clone(), daemon.ending.subscribe());
+            daemon.clients.spawn(serving);
+        }
+        if let Some(load) = options.load {
+            daemon.loads.spawn(load_first(daemon.service.clone(), load));
+        }
+        Ok(daemon)
+    }
+
+    /// Serves until the end.
+    async fn serve(mut self, socket: Option<(StdListener, SocketFile)>) -> Result<DaemonEnd, DaemonError> {
+        let (listener, socket_file) = match socket {
+            Some((listener, file)) => (Some(UnixListener::from_std(listener)?), Some(file)),
+            None => (None, None),
+        };
+        loop {
+            let draining = *self.ending.borrow() >= Ending::Draining;
+            tokio::select! {
+                client = self.clients.join_next(), if !self.clients.is_empty() => {
+                    if let Some(Err(error)) = client {
+                        tracing::error!(%error, "a connection has panicked");
+                    }
+                }
+                stream = accept(listener.as_ref()), if !draining => self.serve_socket(stream),
+                Some(loaded) = self.loads.join_next() => {
+                    if let Err(error) = loaded.unwrap_or(Err(LoadError::Panicked)) {
+                        self.failed = Some(error);
+                        self.end(Ending::Stopping);
+                    }
+                }
+                heard = self.signals.next(draining) => self.hear(heard, draining),
+            }
+            let listens = listener.is_some() && *self.ending.borrow() < Ending::Draining;
+            if self.clients.is_empty() && !listens {
+                break;
+            }
+        }
+        drop(socket_file);
+        drop(self.loads);
+        self.service.unload(std::future::ready(())).await;
+        match self.failed {
+            Some(error) => Err(error.into()),
+            None if self.interrupted => Ok(DaemonEnd::Interrupted),
+            None => Ok(DaemonEnd::Drained),
+        }
+    }
+
+    fn hear(&mut self, heard: Heard, draining: bool) {
+        match heard {
+            Heard::Reload if draining => {
+                tracing::warn!("the daemon is ending; the model is not loaded again");
+            }
+            // One that waits will find whatever has changed by then.
+            Heard::Reload if self.loads.len() > 1 => {}
+            Heard::Reload => {
+                self.loads.spawn(reload(self.service.clone()));
+            }
+            Heard::End { reached, interrupted } => {
+                self.interrupted |= interrupted;
+                self.end(reached);
+            }
+        }
+    }
+
+    fn end(&self, reached: Ending) {
+        self.service.drain();
+        self.ending.send_replace(reached);
+    }
+
+    fn serve_socket(&mut self, stream: UnixStream) {
+        match stream.as_fd().try_clone_to_owned() {
+            Ok(fd) => {
+                let (from, to) = stream.into_split();
+                self.serve_client(from, to, fd);
+            }
+            Err(error) => tracing::warn!(%error, "a client could not be served"),
+        }
+    }
+
+    /// Serves a client of JSON lines; `fd` is where it hears.
+    fn serve_client(
+        &mut self,
+        from: impl AsyncRead + Unpin + Send + 'static,
+        to: impl AsyncWrite + Unpin + Send + 'static,
+        fd: OwnedFd,
+    ) {
+        let serving = serve(self.service.clone(), from, to, hangup(fd), self.ending.subscribe());
+        self.clients.spawn(serving);
+    }
+}
+
+/// Loads the model that the daemon begins with.
+async fn load_first(service: Arc<Service>, load: FirstLoad) -> Result<(), LoadError> {
+    let FirstLoad { wanted, progress, loaded } = load;
+    let resident = service.load(wanted, std::future::ready(()), progress).await?;
+    loaded(&resident.name());
+    Ok(())
+}
+
+/// Loads the model again, as the `reload` message does, and tells the log. That it fails is no reason to end.
+async fn reload(service: Arc<Service>) -> Result<(), LoadError> {
     match service.reload(std::future::ready(()), |_| {}).await {
         Ok(resident) => {
             let model = &resident.engine.plan().model.path;
@@ -151,6 +262,7 @@ async fn reload(service: Arc<Service>) {
         }
         Err(error) => tracing::error!(code = error.code(), "the model was not loaded again: {error}"),
     }
+    Ok(())
 }
 
 /// The next client; never without a listener.
@@ -167,21 +279,6 @@ async fn accept(listener: Option<&UnixListener>) -> UnixStream {
     }
 }
 
-fn serve_socket(
-    stream: UnixStream,
-    service: &Arc<Service>,
-    ending: &watch::Sender<Ending>,
-    clients: &mut JoinSet<()>,
-) {
-    match stream.as_fd().try_clone_to_owned() {
-        Ok(fd) => {
-            let (from, to) = stream.into_split();
-            clients.spawn(serve(service.clone(), from, to, hangup(fd), ending.subscribe()));
-        }
-        Err(error) => tracing::warn!(%error, "a client could not be served"),
-    }
-}
-
 /// Completes when nobody can read what is written to `fd` any more. A client that only closes its sending half still
 /// reads.
 async fn hangup(fd: OwnedFd) {
@@ -194,62 +291,5 @@ async fn hangup(fd: OwnedFd) {
             return;
         }
         tokio::time::sleep(HANGUP_CHECK).await;
-    }
-}
-
-/// Signals that the daemon acts on.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-    drain_limit: Duration,
-    drain_until: Option<tokio::time::Instant>,
-}
-
-/// What a signal, or the end of patience, asks for.
-enum Heard {
-    /// The model is to be loaded again.
-    Reload,
-    /// The next step towards the end.
-    End { reached: Ending, interrupted: bool },
-}
-
-impl Signals {
-    fn new(drain_limit: Duration) -> io::Result<Self> {
-        Ok(Signals {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
-            drain_limit,
-            drain_until: None,
-        })
-    }
-
-    /// SIGHUP reloads; a first SIGTERM drains; a second, the drain limit, or SIGINT stops.
-    async fn next(&mut self, draining: bool) -> Heard {
-        let limit = self.drain_until;
-        tokio::select! {
-            _ = self.hangup.recv() => Heard::Reload,
-            _ = self.terminate.recv() => {
-                if draining {
-                    return Heard::End { reached: Ending::Stopping, interrupted: false };
-                }
-                self.drain_until = tokio::time::Instant::now().checked_add(self.drain_limit);
-                Heard::End { reached: Ending::Draining, interrupted: false }
-            }
-            _ = self.interrupt.recv() => Heard::End { reached: Ending::Stopping, interrupted: true },
-            () = sleep_until(limit) => {
-                tracing::warn!("requests did not end in time and are aborted");
-                self.drain_until = None;
-                Heard::End { reached: Ending::Stopping, interrupted: false }
-            }
-        }
-    }
-}
-
-async fn sleep_until(limit: Option<tokio::time::Instant>) {
-    match limit {
-        Some(limit) => tokio::time::sleep_until(limit).await,
-        None => std::future::pending().await,
     }
 }

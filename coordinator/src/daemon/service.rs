@@ -21,6 +21,7 @@ use spillway_protocol::plan::{Execution, Plan, Stage};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
 /// A model to be loaded, and how.
@@ -41,12 +42,23 @@ pub struct Wanted {
 pub struct Resident {
     /// Counts loads; conversations belong to one.
     pub load: u64,
+    /// When it was loaded, in seconds since 1970.
+    pub loaded_at: u64,
     /// The engine that runs it.
     pub engine: Engine,
     /// What requests get that leave it out.
     pub generation: Generation,
     /// Finds it another placement, also when it is started again.
     replan: Arc<dyn Replan>,
+}
+
+impl Resident {
+    /// The name by which clients know it: that of its file, without the ending.
+    pub fn name(&self) -> String {
+        let path = &self.engine.plan().model.path;
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+        name.strip_suffix(".gguf").unwrap_or(&name).to_owned()
+    }
 }
 
 /// What there is to report while the model itself may be held by someone.
@@ -229,7 +241,8 @@ impl Service {
         Started { engine, generation, replan }: Started,
     ) -> Resident {
         turn.loads += 1;
-        let resident = Resident { load: turn.loads, engine, generation, replan };
+        let loaded_at = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+        let resident = Resident { load: turn.loads, loaded_at, engine, generation, replan };
         self.show(Shown::Model(resident.clone()));
         *slot = Some(resident.clone());
         resident
@@ -250,6 +263,14 @@ impl Service {
             && blocking(move || resident.engine.shutdown()).await.is_err()
         {
             tracing::error!("ending the workers of the old model has panicked");
+        }
+    }
+
+    /// The model that can be asked, if there is one. Waits for nothing and holds nothing: it may be gone the next moment.
+    pub fn resident(&self) -> Option<Resident> {
+        match &*self.shown() {
+            Shown::Model(resident) => Some(resident.clone()),
+            Shown::Nothing | Shown::Loading => None,
         }
     }
 
@@ -318,12 +339,8 @@ impl Service {
     /// The placement of the resident model, whose memory will be given back when it is replaced. A model that has failed holds
     /// none any more.
     fn resident_plan(&self) -> Option<Plan> {
-        match &*self.shown() {
-            Shown::Model(Resident { engine, .. }) if engine.status().failure.is_none() => {
-                Some(Plan::clone(&engine.plan()))
-            }
-            _ => None,
-        }
+        let engine = self.resident()?.engine;
+        engine.status().failure.is_none().then(|| Plan::clone(&engine.plan()))
     }
 
     fn show(&self, shown: Shown) {

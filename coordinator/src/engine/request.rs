@@ -274,7 +274,7 @@ impl RequestError {
             return Ok(());
         }
         let message = format!(
-            "{tokens} tokens do not fit the loaded context of {max_seq}; shorten the prompt or load with a larger max_seq"
+            "{tokens} tokens do not fit the loaded context length of {max_seq} tokens; shorten the prompt or load with a larger max_seq"
         );
         Err(RequestError::new("context_length_exceeded", ErrorClass::ContextLength, message))
     }
@@ -285,7 +285,7 @@ impl RequestError {
         RequestError::new("empty_prompt", ErrorClass::Validation, message)
     }
 
-    pub(super) fn new(code: &'static str, class: ErrorClass, message: impl Into<String>) -> RequestError {
+    pub(crate) fn new(code: &'static str, class: ErrorClass, message: impl Into<String>) -> RequestError {
         RequestError {
             code,
             class,
@@ -340,7 +340,7 @@ impl RequestError {
         RequestError::new("queue_full", ErrorClass::Transient, message)
     }
 
-    pub(super) fn internal(message: impl Into<String>) -> RequestError {
+    pub(crate) fn internal(message: impl Into<String>) -> RequestError {
         RequestError::new("internal", ErrorClass::Internal, message)
     }
 }

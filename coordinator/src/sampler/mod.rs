@@ -18,6 +18,7 @@ use argmax::{Peak, peak};
 pub use params::{Bounds, MIN_P, PENALTY, ParamError, REPEAT_PENALTY, SamplingParams, TEMPERATURE, TOP_P};
 use penalty::Window;
 use random::Random;
+pub use random::draw_seed;
 use std::cmp::Ordering;
 use thiserror::Error;
 

@@ -1,6 +1,16 @@
 //! The random numbers behind sampling: xoshiro256** (Blackman and Vigna, 2018), seeded through SplitMix64 as its authors
 //! advise. Small, fast, and fixed by this file, so that a seed means the same text in every release.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+
+/// A seed nobody chose.
+pub fn draw_seed() -> u64 {
+    // The standard library seeds its hash maps from the system's random numbers.
+    // 53 bits survive every JSON reader.
+    RandomState::new().build_hasher().finish() >> 11
+}
+
 /// A stream of random numbers that depends on its seed alone.
 #[derive(Debug, Clone)]
 pub(super) struct Random {

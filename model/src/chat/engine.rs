@@ -51,10 +51,25 @@ pub(super) fn compile(source: &str) -> Result<Environment<'static>, TemplateErro
     if source.len() > MAX_SOURCE_BYTES {
         return Err(TemplateError::TooLarge { found: source.len(), limit: MAX_SOURCE_BYTES });
     }
+    with_compile_stack(|| environment(source))
+}
+
+/// Whether the template of `environment` reads a variable that it does not set itself.
+pub(super) fn reads(environment: &Environment<'static>, name: &str) -> Result<bool, TemplateError> {
+    with_compile_stack(|| {
+        let template = environment.get_template(TEMPLATE).map_err(|error| template_error(&error))?;
+        Ok(template.undeclared_variables(false).contains(name))
+    })
+}
+
+/// Runs what recurses over the source of a template.
+fn with_compile_stack<T: Send>(
+    work: impl FnOnce() -> Result<T, TemplateError> + Send,
+) -> Result<T, TemplateError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("template".to_owned()).stack_size(COMPILE_STACK);
-        let compiled = thread.spawn_scoped(scope, || environment(source)).map(|thread| thread.join());
-        match compiled {
+        let done = thread.spawn_scoped(scope, work).map(|thread| thread.join());
+        match done {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => {
                 Err(TemplateError::Compiler { reason: "the template compiler panicked".to_owned() })

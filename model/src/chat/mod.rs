@@ -100,6 +100,11 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// Whether the template reads the variable `name` anywhere.
+    pub fn reads(&self, name: &str) -> Result<bool, TemplateError> {
+        engine::reads(&self.environment, name)
+    }
+
     /// The prompt of a conversation. Its control tokens are spelled out, BOS included: encode it with
     /// [`EncodeOptions::RENDERED_CHAT`](crate::tokenizer::EncodeOptions::RENDERED_CHAT).
     pub fn render(&self, request: &ChatRequest<'_>) -> Result<String, TemplateError> {

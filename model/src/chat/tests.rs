@@ -233,3 +233,13 @@ fn continuing_needs_text() {
     assert_eq!(open("hidden", json!([{"content": "a"}])).unwrap_err().code(), "nothing_to_continue");
     assert_eq!(open(show, json!({"role": "user"})).unwrap_err().code(), "messages_not_a_list");
 }
+
+#[test]
+fn a_template_tells_which_variables_it_reads() {
+    let reads = |source: &str| template(source).reads("tools").unwrap();
+    assert!(reads("{% if tools %}{{ tools|tojson }}{% endif %}"));
+    assert!(reads("{% macro m() %}{{ tools[0].name }}{% endmacro %}{{ m() }}"));
+    assert!(!reads("{{ messages[0].tools }}{# tools #}tools{% set tools = 1 %}{{ tools }}"));
+    // Deeper than an ordinary stack: no overflow.
+    assert!(reads(&format!("{{{{ tools{} }}}}", " + 1".repeat(8_000))));
+}

@@ -149,6 +149,24 @@ impl LineError {
         }
     }
 
+    /// The field that is wrong, with its path, if it is about one.
+    pub fn field(&self) -> Option<&str> {
+        match self {
+            LineError::MissingField { field, .. } | LineError::Conflict { first: field, .. } => Some(field),
+            LineError::WrongType { field, .. }
+            | LineError::UnknownField { field, .. }
+            | LineError::UnsupportedField { field, .. } => Some(field),
+            LineError::PlanWithPlacement => Some("params.plan"),
+            LineError::BadId { .. } => Some("id"),
+            LineError::NotUtf8 { .. }
+            | LineError::TooLong { .. }
+            | LineError::NotJson { .. }
+            | LineError::NotObject { .. }
+            | LineError::UnknownType { .. }
+            | LineError::UnsupportedType { .. } => None,
+        }
+    }
+
     /// Class of the error.
     pub fn class(&self) -> Class {
         match self {

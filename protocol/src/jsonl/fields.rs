@@ -71,6 +71,16 @@ impl Fields {
         }
     }
 
+    /// Refuses fields, taken or not, that ask for a feature in `foreign`; what nobody knows passes.
+    pub fn refuse(&self, foreign: &[Foreign]) -> Result<(), LineError> {
+        for (name, value) in &self.map {
+            if let Some(row) = foreign.iter().find(|row| row.names(name)) {
+                row.check(&format!("{}{name}", self.path), value)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The fields that were not taken.
     pub fn into_rest(self) -> Map<String, Value> {
         self.map
@@ -148,6 +158,13 @@ impl FromField for f64 {
     const EXPECTED: &'static str = "a number";
     fn from_field(value: &Value) -> Option<Self> {
         value.as_f64()
+    }
+}
+
+impl FromField for Value {
+    const EXPECTED: &'static str = "any value";
+    fn from_field(value: &Value) -> Option<Self> {
+        Some(value.clone())
     }
 }
 

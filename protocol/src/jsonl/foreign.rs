@@ -1,4 +1,6 @@
-//! Fields of the v1 and v2 protocols that belong to features this program does not have. Values that mean "off" pass,
+//! Fields that ask for features this program does not have, as rows of tables; and the tables of the v1 and v2 protocols.
+//!
+//! Those are fields that belong to features this program does not have. Values that mean "off" pass,
 //! because clients send them by default; anything else is refused by name.
 
 use super::error::LineError;
@@ -26,13 +28,21 @@ pub struct Foreign {
 
 /// Which values ask for nothing. Null always does.
 #[derive(Debug)]
-enum Off {
+pub enum Off {
     /// Any value: the field tunes a feature that has a switch of its own.
     Tuning,
     /// One of these strings.
     Text(&'static [&'static str]),
     /// `false`.
     False,
+    /// `true`.
+    True,
+    /// An array or object with nothing in it.
+    Empty,
+    /// An array of nothing but this string.
+    Only(&'static str),
+    /// An object whose `type` is this string.
+    Type(&'static str),
     /// This number.
     Number(f64),
     /// No value but null.
@@ -54,6 +64,11 @@ impl Foreign {
             (_, Value::Null) | (Off::Tuning, _) => true,
             (Off::Text(words), Value::String(text)) => words.contains(&text.as_str()),
             (Off::False, Value::Bool(on)) => !on,
+            (Off::True, Value::Bool(on)) => *on,
+            (Off::Empty, Value::Array(items)) => items.is_empty(),
+            (Off::Empty, Value::Object(map)) => map.is_empty(),
+            (Off::Only(word), Value::Array(items)) => items.iter().all(|item| item == word),
+            (Off::Type(word), Value::Object(map)) => map.get("type").is_some_and(|found| found == word),
             (Off::Number(number), Value::Number(n)) => n.as_f64() == Some(*number),
             _ => false,
         };
@@ -63,19 +78,24 @@ impl Foreign {
         let remedy = match &self.off {
             Off::Text([first, ..]) => format!("remove it or send \"{first}\""),
             Off::False => "remove it or send false".to_owned(),
+            Off::True => "remove it or send true".to_owned(),
+            Off::Only(word) => format!("remove it or send [\"{word}\"]"),
+            Off::Type(word) => format!("remove it or send {{\"type\":\"{word}\"}}"),
             Off::Number(number) => format!("remove it or send {number}"),
-            Off::Text([]) | Off::Tuning | Off::Never => "remove it".to_owned(),
+            Off::Text([]) | Off::Empty | Off::Tuning | Off::Never => "remove it".to_owned(),
         };
         let Feature { code, words } = self.feature;
         Err(LineError::UnsupportedField { code, field: field.to_owned(), feature: words, remedy })
     }
 }
 
-const fn row(name: &'static str, feature: Feature, off: Off) -> Foreign {
+/// A row.
+pub const fn row(name: &'static str, feature: Feature, off: Off) -> Foreign {
     Foreign { name, feature, off }
 }
 
-const fn feature(code: &'static str, words: &'static str) -> Feature {
+/// A feature, by the code of its refusal and in words.
+pub const fn feature(code: &'static str, words: &'static str) -> Feature {
     Feature { code, words }
 }
 

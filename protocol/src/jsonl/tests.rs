@@ -302,3 +302,34 @@ fn events_are_one_line_with_the_v1_names() {
     let expected = r#"{"type":"done","id":"r","tokens":1,"tok_s":60.1,"prefill_tokens":14,"cached_tokens":0,"prefill_ms":22.0,"prefill_tok_s":636.4,"decode_tok_s":61.0,"ttft_ms":22.4,"finish_reason":"stop"}"#;
     assert_eq!(done.to_line().trim_end(), expected);
 }
+
+#[test]
+fn rows_of_tables_refuse_what_asks_for_something_and_pass_what_does_not() {
+    const NONE: Feature = feature("nothing_here", "something");
+    let table = [
+        row("true", NONE, Off::True),
+        row("empty", NONE, Off::Empty),
+        row("only", NONE, Off::Only("text")),
+        row("type", NONE, Off::Type("text")),
+    ];
+    let refusal = |name: &str, value: serde_json::Value| {
+        let fields = Fields::new("m", "", [(name.to_owned(), value)].into_iter().collect());
+        fields
+            .refuse(&table)
+            .err()
+            .map(|error| (error.code(), error.field() == Some(name), error.to_string()))
+    };
+    for (name, off, on, remedy) in [
+        ("true", json!(true), json!(false), "or send true"),
+        ("empty", json!([]), json!([1]), "remove it"),
+        ("empty", json!({}), json!({"a": 1}), "remove it"),
+        ("only", json!(["text"]), json!(["text", "audio"]), "[\"text\"]"),
+        ("type", json!({"type": "text"}), json!({"type": "json_object"}), "{\"type\":\"text\"}"),
+    ] {
+        assert_eq!(refusal(name, off), None, "{name}");
+        assert_eq!(refusal(name, json!(null)), None, "{name}");
+        let (code, named, message) = refusal(name, on).unwrap();
+        assert!(code == "nothing_here" && named && message.ends_with(remedy), "{message}");
+    }
+    assert_eq!(refusal("nobody_knows", json!(1)), None);
+}

@@ -51,9 +51,9 @@ pub struct PlacementArgs {
 }
 
 impl PlacementArgs {
-    /// The request as the planner takes it; settings say what no flag says.
-    pub fn to_request(&self, config: &Config) -> PlacementRequest {
-        config.placement(PlacementParams {
+    /// What flags say.
+    pub fn params(&self) -> PlacementParams {
+        PlacementParams {
             devices: self.devices.clone(),
             allow_shared_device: self.allow_shared_device,
             allow_mixed_arch: self.allow_mixed_arch,
@@ -72,7 +72,12 @@ impl PlacementArgs {
             activations: self.activations.clone(),
             chunk: self.chunk,
             peer_copies: self.peer_copies.clone(),
-        })
+        }
+    }
+
+    /// The request as the planner takes it; settings say what no flag says.
+    pub fn to_request(&self, config: &Config) -> PlacementRequest {
+        config.placement(self.params())
     }
 
     /// The request of a command that runs one sequence: memory for others would be wasted.
