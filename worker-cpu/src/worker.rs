@@ -7,10 +7,10 @@ use spillway_kernels::pool::{PoolError, ThreadPool};
 use spillway_kernels::topology;
 use spillway_model::file::ModelFile;
 use spillway_protocol::control::{DeviceShare, LayerBytes, LoadBand, LoadStats};
-use spillway_protocol::frame::StepFrame;
+use spillway_protocol::frame::{LogitsFrame, StepFrame};
 use spillway_protocol::plan::Execution;
 use spillway_protocol::ring::SPIN_LIMIT;
-use spillway_worker::band::LogitsSink;
+use spillway_worker::band::{Logits, LogitsSink};
 use spillway_worker::residual::{Incoming, Outgoing};
 use spillway_worker::weights::format_names;
 use spillway_worker::{LoadProgress, Loaded, ProcessError, Rings, Worker};
@@ -109,7 +109,7 @@ impl spillway_worker::Band for Traced {
     }
 
     fn logits(&mut self, frame: &StepFrame, sink: &mut LogitsSink<'_>) -> Result<(), ProcessError> {
-        self.band.logits(frame, sink)
+        self.band.logits(frame, |about: &LogitsFrame, values: &[f32]| sink(about, Logits::Values(values)))
     }
 
     fn rest(&mut self) {

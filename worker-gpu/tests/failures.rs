@@ -14,6 +14,7 @@ use spillway_protocol::frame::{FrameLimits, LogitRows, SpanShape, StepFrame};
 use spillway_protocol::plan::{ActivationType, KvType, Limits, Residency};
 use spillway_protocol::ring::{Ring, RingProducer};
 use spillway_worker::Rings;
+use spillway_worker::band::Logits;
 use spillway_worker_gpu::band::{Band, BandError, BandSpec};
 use spillway_worker_gpu::compile::Arch;
 use spillway_worker_gpu::hip::{Device, Driver, HipError, emulated};
@@ -80,7 +81,8 @@ impl Fixture {
             band.embed(ids).map_err(failed)?;
             band.run(&frame, None).map_err(failed)?;
             let logits = band.logits(&frame, &mut |_, logits| {
-                last = logits[0];
+                let Logits::Values(values) = logits else { panic!("there is no ring") };
+                last = values[0];
                 Ok(())
             });
             logits.map_err(|error| error.code().to_owned())?;

@@ -13,8 +13,17 @@ use std::time::Duration;
 /// Told how far a load is: bytes stored so far, bytes in all. `Break` gives the load up.
 pub type LoadProgress<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
 
+/// Logit rows `[rows, vocab]` on their way to the coordinator.
+#[expect(missing_debug_implementations, reason = "it lends a closure")]
+pub enum Logits<'a> {
+    /// In the memory of this process.
+    Values(&'a [f32]),
+    /// On a device that writes them into the memory of the outgoing ring, at the offset that this is called with.
+    OnDevice(&'a mut dyn FnMut(usize) -> Result<(), ProcessError>),
+}
+
 /// Takes the logits of a step group by group.
-pub type LogitsSink<'a> = dyn FnMut(&LogitsFrame, &[f32]) -> Result<(), ProcessError> + 'a;
+pub type LogitsSink<'a> = dyn FnMut(&LogitsFrame, Logits<'_>) -> Result<(), ProcessError> + 'a;
 
 /// The memory of the rings next to a band.
 #[derive(Debug, Clone)]

@@ -223,6 +223,16 @@ pub fn write_logits(
     logits: &[f32],
 ) -> Result<(), FrameError> {
     expect_len(about.rows.saturating_mul(vocab), logits.len())?;
+    let offset = write_logits_head(slot, about, vocab)?;
+    slot.put_slice(offset, logits)
+}
+
+/// The same without the rows, which whoever has them puts at the offset in the slot that is returned.
+pub fn write_logits_head(
+    slot: &mut impl SlotWrite,
+    about: &LogitsFrame,
+    vocab: usize,
+) -> Result<usize, FrameError> {
     let header = Header {
         magic: MAGIC,
         kind: FrameKind::Logits as u32,
@@ -235,7 +245,7 @@ pub fn write_logits(
         ..Header::default()
     };
     slot.put_slice(0, &[header])?;
-    slot.put_slice(HEADER_BYTES, logits)
+    Ok(HEADER_BYTES)
 }
 
 /// Reads the header of a logits frame; fetch the rows with [`read_logit_row`].

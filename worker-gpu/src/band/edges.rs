@@ -85,16 +85,11 @@ impl Edges {
         })
     }
 
-    /// Lets the device copy from and to rings; `None` is a ring that carries something else than residual rows. A driver
-    /// that refuses costs a copy a step, and a note.
-    pub fn register(
-        &mut self,
-        device: &Device,
-        incoming: Option<&RingMemory>,
-        outgoing: Option<&RingMemory>,
-    ) {
+    /// Lets the device copy from and to rings; an `incoming` one carries residual rows. A driver that refuses costs a copy a
+    /// step, and a note.
+    pub fn register(&mut self, device: &Device, incoming: Option<&RingMemory>, outgoing: &RingMemory) {
         self.slots_in = incoming.map_or(0, RingMemory::slots);
-        self.slots_out = outgoing.map_or(0, RingMemory::slots);
+        self.slots_out = outgoing.slots();
         let mut register = |label: &str, ring: Option<&RingMemory>| {
             PinnedRing::register(device, label, ring?)
                 .inspect_err(|error| {
@@ -104,7 +99,7 @@ impl Edges {
                 .ok()
         };
         self.incoming = register("the incoming ring", incoming);
-        self.outgoing = register("the outgoing ring", outgoing);
+        self.outgoing = register("the outgoing ring", Some(outgoing));
     }
 
     /// What does not work as well as it might.
@@ -162,6 +157,11 @@ impl Edges {
         self.staging.download(stream, residual)?;
         let values = residual.len() / size_of::<f32>();
         Ok(rows.copy_from(&self.staging.values_mut()?[..values])?)
+    }
+
+    /// The outgoing ring, if the device may write into it.
+    pub fn ring_out(&self) -> Option<&PinnedBuffer> {
+        self.outgoing.as_ref().map(|ring| &ring.memory)
     }
 
     /// Shares memory for the stage before to write into; allocated once.

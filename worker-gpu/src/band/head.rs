@@ -6,7 +6,7 @@ use super::facts::Placed;
 use super::needs::ScratchBytes;
 use super::plan::{Builder, reads_int8};
 use super::staging::Staging;
-use crate::hip::{Device, DeviceSlice, Stream};
+use crate::hip::{Device, DeviceSlice, HipError, Stream};
 use crate::launch::{Int8Rows, Kernels, Matrix, Norm, NormRows, Output};
 use spillway_model::program;
 use spillway_protocol::frame::LogitsFrame;
@@ -48,18 +48,18 @@ impl Head {
         self.group
     }
 
-    /// Computes the logits `[rows, vocab]` of a group of the step's rows and waits for them.
-    pub fn run(
-        &mut self,
+    /// Queues the logits `[rows, vocab]` of a group of the step's rows; where they will be on the device, none without rows.
+    pub fn queue(
+        &self,
         kernels: &Kernels,
         stream: &Stream,
         scratch: &Scratch,
         placed: &Placed,
         about: &LogitsFrame,
-    ) -> Result<&[f32], BandError> {
+    ) -> Result<Option<DeviceSlice>, BandError> {
         let (rows, d_model, vocab) = (about.rows, self.output.cols(), self.output.rows());
         if rows == 0 {
-            return Ok(&[]);
+            return Ok(None);
         }
         let wanted = placed.wanted.part(about.first_row * size_of::<u32>(), rows * size_of::<u32>())?;
         let int8 =
@@ -73,7 +73,12 @@ impl Head {
         let inputs = Prepared { values: out, int8 };
         let to = Output::store(self.logits);
         kernels.matmul(stream, &self.output, inputs.of(&self.output), rows, to)?;
-        self.host.download(stream, self.logits.part(0, rows * vocab * size_of::<f32>())?)?;
-        Ok(&self.host.values_mut()?[..rows * vocab])
+        Ok(Some(self.logits.part(0, rows * vocab * size_of::<f32>())?))
+    }
+
+    /// Fetches logits and waits for them.
+    pub fn fetch(&mut self, stream: &Stream, logits: DeviceSlice) -> Result<&[f32], HipError> {
+        self.host.download(stream, logits)?;
+        Ok(&self.host.values_mut()?[..logits.len() / size_of::<f32>()])
     }
 }

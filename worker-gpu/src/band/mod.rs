@@ -41,7 +41,7 @@ use spillway_model::program::{Layer, Program, WeightRef};
 use spillway_protocol::control::{DeviceShare, LayerBytes};
 use spillway_protocol::frame::StepFrame;
 use spillway_protocol::plan::{KvType, Limits, Residency};
-use spillway_worker::band::{LogitsSink, logit_groups};
+use spillway_worker::band::{Logits, LogitsSink, logit_groups};
 use spillway_worker::embedding::Embedding;
 use spillway_worker::residual::{Incoming, Outgoing};
 use spillway_worker::weights::{self, format_of};
@@ -197,11 +197,10 @@ impl Band {
         &self.device
     }
 
-    /// Lets the device copy residual rows from and to the rings itself. A driver that refuses is noted.
+    /// Lets the device copy residual rows and logits from and to the rings itself. A driver that refuses is noted.
     pub fn use_rings(&mut self, rings: &Rings) {
-        let BandSpec { embed, head, .. } = self.spec;
-        let (incoming, outgoing) = ((!embed).then_some(&rings.incoming), (!head).then_some(&rings.outgoing));
-        self.edges.register(&self.device, incoming, outgoing);
+        let incoming = (!self.spec.embed).then_some(&rings.incoming);
+        self.edges.register(&self.device, incoming, &rings.outgoing);
     }
 
     /// What does not work as well as it might, one sentence each.
@@ -232,7 +231,7 @@ impl Band {
         self.edges.receive(&self.stream, residual, rows)
     }
 
-    /// Runs the layers on the spans of `frame` and waits for them. `pending` rows are dropped as soon as the device has read
+    /// Runs the layers on the spans of `frame` and waits for them, unless logits are to follow. `pending` rows are dropped as soon as the device has read
     /// them.
     ///
     /// # Errors
@@ -260,7 +259,9 @@ impl Band {
             self.edges.wait_taken()?;
             drop(rows);
         }
-        Ok(self.stream.synchronize()?)
+        // The head queues its work behind that of the layers, without a pause in between.
+        let head_follows = self.head.is_some() && frame.logit_rows() > 0;
+        if head_follows { Ok(()) } else { Ok(self.stream.synchronize()?) }
     }
 
     /// Puts the output of the last step into `rows`.
@@ -298,11 +299,24 @@ impl Band {
     /// # Errors
     /// The band has no head, the device failed, or `sink` did.
     pub fn logits(&mut self, frame: &StepFrame, sink: &mut LogitsSink<'_>) -> Result<(), ProcessError> {
-        let Self { kernels, head, facts, scratch, stream, .. } = self;
+        let Self { kernels, head, facts, edges, scratch, stream, .. } = self;
         let head = head.as_mut().ok_or(BandError::NotHere("head"))?;
         let placed = facts.placed(frame.tokens()).map_err(BandError::from)?;
         for about in logit_groups(frame, head.group()) {
-            sink(&about, head.run(kernels, stream, scratch, &placed, &about)?)?;
+            let rows = head.queue(kernels, stream, scratch, &placed, &about)?;
+            // So that what the copy takes is told apart from what the products take.
+            stream.synchronize()?;
+            match (rows, edges.ring_out()) {
+                (Some(rows), Some(ring)) => sink(
+                    &about,
+                    Logits::OnDevice(&mut |offset| {
+                        stream.download(ring, offset, rows)?;
+                        Ok(stream.synchronize()?)
+                    }),
+                )?,
+                (Some(rows), None) => sink(&about, Logits::Values(head.fetch(stream, rows)?))?,
+                (None, _) => sink(&about, Logits::Values(&[]))?,
+            }
         }
         Ok(())
     }

@@ -4,10 +4,12 @@ use super::ProcessError;
 use super::open::{Ends, Served};
 use super::requests::Requests;
 use super::stop::Stop;
-use crate::band::Band;
+use crate::band::{Band, Logits};
 use crate::fault::Fault;
 use crate::residual::{Incoming, Outgoing};
-use spillway_protocol::frame::{FrameKind, FrameLimits, StepFrame, read_step, read_tokens, write_logits};
+use spillway_protocol::frame::{
+    FrameKind, FrameLimits, StepFrame, read_step, read_tokens, write_logits, write_logits_head,
+};
 use spillway_protocol::ring::{RingConsumer, RingProducer, SlotReader, SlotWriter, Wait};
 use spillway_protocol::status::{Counters, StatusWriter, WorkerState};
 use std::time::{Duration, Instant};
@@ -134,7 +136,13 @@ impl Out<'_> {
         let mut start = Instant::now();
         band.logits(frame, &mut |about, logits| {
             self.status.add(&Counters { busy_ns: nanoseconds(start), ..Counters::default() });
-            self.send(|slot| Ok(write_logits(slot, about, limits.vocab, logits)?))?;
+            self.send(|slot| match logits {
+                Logits::Values(values) => Ok(write_logits(slot, about, limits.vocab, values)?),
+                Logits::OnDevice(write) => {
+                    let offset = write_logits_head(slot, about, limits.vocab)?;
+                    write(slot.locate(offset, about.rows * limits.vocab * size_of::<f32>())?)
+                }
+            })?;
             start = Instant::now();
             Ok(())
         })
