@@ -310,6 +310,12 @@ impl Rig {
         daemon.env("SPILLWAY_LOCK_DIR", models.path("locks")).envs(env.iter().copied());
         let mut daemon = Daemon::spawn(daemon);
         let mut all = json!({"devices": devices});
+        if params.get("plan").is_some() {
+            let (model, plan) = (models.tiny(), params["plan"].as_str().unwrap());
+            let args = ["plan", "-m", model.to_str().unwrap(), "--devices", &devices, "--save", plan];
+            assert_eq!(run(&args).code, Some(0));
+            all = json!({});
+        }
         all.as_object_mut().unwrap().extend(params.as_object().unwrap().clone());
         daemon.main.load(&models.tiny(), all);
         Rig { models, daemon }
@@ -375,6 +381,23 @@ fn an_answer_goes_on_on_the_devices_that_are_left() {
         assert_eq!(rig.daemon.main.answer("next").1["type"], "done");
         rig.daemon.finish();
     }
+}
+
+/// The same for a placement that was kept in a file: it names devices, of which those that are left are used.
+#[test]
+fn a_saved_plan_is_left_when_one_of_its_devices_is_lost() {
+    if !can_compile() {
+        return;
+    }
+    let folder = Models::new();
+    let mut rig = Rig::new(AMPLE, json!({"plan": folder.path("plan.json")}), &[]);
+    assert_eq!(rig.locked(), [true; 3]);
+    let (end, pauses) = rig.lose(&[1]);
+    assert_eq!((&end["type"], &end["tokens"]), (&json!("done"), &json!(400)), "{end}");
+    assert_eq!(pauses.last().unwrap()["code"], "device_replanned");
+    assert_eq!(rig.locked(), [true, false, true]);
+    assert_eq!(rig.diag()["stages"].as_array().unwrap().len(), 2);
+    rig.daemon.finish();
 }
 
 /// What is left is too small: the request ends with the planner's arithmetic, and the model can be loaded again when the device is

@@ -85,11 +85,16 @@ impl Placement {
 fn request_of(plan: &Plan) -> PlacementRequest {
     let on_gpu = |stage: &&Stage| matches!(stage.execution, Execution::Gpu { .. });
     let gpus: Vec<&Stage> = plan.stages.iter().filter(on_gpu).collect();
-    let number = |stage: &&Stage| match &stage.execution {
-        Execution::Gpu { device } => Some(device.index.to_string()),
+    // Numbers are those of cards; other devices are known by their provider alone.
+    let name = |stage: &&Stage| match &stage.execution {
+        Execution::Gpu { device } if matches!(&*device.provider, "amd" | "cuda") => {
+            Some(device.index.to_string())
+        }
+        Execution::Gpu { device } => Some(device.provider.clone()),
         Execution::Cpu { .. } => None,
     };
-    let numbers: Vec<String> = gpus.iter().filter_map(number).collect();
+    let mut names: Vec<String> = gpus.iter().filter_map(name).collect();
+    names.dedup();
     let of = |home: Residency| {
         plan.stages.iter().flat_map(|stage| &stage.residency).filter(|it| **it == home).count()
     };
@@ -97,10 +102,11 @@ fn request_of(plan: &Plan) -> PlacementRequest {
     let cpu_stages = plan.stages.len() - gpus.len();
     let Limits { max_seq, max_sequences, max_step_tokens, kv_type, .. } = plan.limits;
     PlacementRequest {
-        devices: (!numbers.is_empty()).then(|| numbers.join(",")),
+        devices: (!names.is_empty()).then(|| names.join(",")),
+        pp: (!gpus.is_empty()).then_some(gpus.len()),
         allow_mixed_arch: true,
         cpu_workers: (cpu_stages > 0).then_some(cpu_stages),
-        split: (numbers.len() > 1).then(|| "auto".to_owned()),
+        split: (gpus.len() > 1).then(|| "auto".to_owned()),
         gpu_layer_budget: spills.then(|| of(Residency::Device).to_string()),
         offload_exec: spills.then(|| if of(Residency::Host) > 0 { "cpu" } else { "pcie" }.to_owned()),
         max_seq: Some(max_seq),

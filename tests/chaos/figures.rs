@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Parts of a recovery, as `diag` names them.
-const PARTS: [&str; 4] = ["detect_ms", "respawn_ms", "load_ms", "replay_ms"];
+const PARTS: [&str; 5] = ["detect_ms", "backoff_ms", "respawn_ms", "load_ms", "replay_ms"];
 
 /// Counts and times of a run.
 #[derive(Debug, Default)]
@@ -36,8 +36,8 @@ impl Figures {
 
     /// Remembers the times of the last recovery, once.
     pub fn note_recovery(&mut self, diag: &Value) {
-        let epoch = diag["epoch"].as_u64().unwrap();
         let Some(recovery) = diag["recovery"].as_object() else { return };
+        let epoch = recovery["epoch"].as_u64().unwrap();
         if epoch > self.epoch {
             self.epoch = epoch;
             for part in PARTS {

@@ -252,7 +252,7 @@ table! {
     PARALLEL = load(
         "memory.parallel",
         up_to(MAX_PARALLEL),
-        Fallback::Derived("4 for plan and daemon, 1 for the other commands"),
+        Fallback::Derived("4 for plan and servers, 1 for the other commands"),
         "Sequences that may run at once",
     ).flag("parallel").param("parallel");
 

@@ -123,7 +123,7 @@ impl TurnBuilder<'_> {
         let (messages, turn) = begin(system);
         let ids = render(&messages)?;
         let room = self.resident.engine.plan().limits.max_seq;
-        let most = max_tokens(&self.generate, &self.resident.generation);
+        let most = max_tokens(self.generate, &self.resident.generation);
         let first_turn = self.client.conversation().is_empty();
         if first_turn || ids.len().saturating_add(most) <= room {
             return Ok((ids, turn));

@@ -14,7 +14,7 @@ pub enum Provider {
     /// NVIDIA's libcuda.
     Cuda,
     /// The host itself; never chosen unless it is named.
-    Emulated(Settings),
+    Emulated(Box<Settings>),
 }
 
 impl Provider {
@@ -48,7 +48,8 @@ impl FromStr for Provider {
             ("amd", None) => Ok(Provider::Amd),
             ("cuda", None) => Ok(Provider::Cuda),
             ("emulated", options) => {
-                Settings::parse(options.unwrap_or_default()).map(Provider::Emulated).map_err(unknown)
+                let settings = Settings::parse(options.unwrap_or_default()).map_err(unknown)?;
+                Ok(Provider::Emulated(Box::new(settings)))
             }
             ("amd" | "cuda", Some(_)) => Err(unknown(format!("{name} takes no options"))),
             _ => Err(unknown("the name is unknown".to_owned())),

@@ -100,7 +100,7 @@ impl Default for Settings {
 }
 
 /// Everything that [`Settings::parse`] reads, for messages.
-const OPTIONS: &str = "wave, order, devices, memory, bandwidth, link, ids, integrated, fail-allocation, fail-launch, hang-launch, \
+const OPTIONS: &str = "wave, order, devices, memory, bandwidth, link, ids, integrated, gone, fail-allocation, fail-launch, hang-launch, \
                        lose-at-call, refuse-register, garble-peer, refuse-peer";
 
 /// Units of sizes, largest first so that the shortest form is printed.
