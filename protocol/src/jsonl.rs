@@ -15,7 +15,7 @@ mod foreign;
 mod request;
 
 pub use error::{Class, LineError, Rejected};
-pub use event::{Diagnosis, Done, ErrorEvent, Event, Loaded, RecoveryReport, StageReport, StageSummary};
+pub use event::{Diagnosis, Done, ErrorEvent, Event, Loaded, Recovery, StageReport, StageSummary};
 pub use fields::{Biases, Fields, FromField, Objects, Strings, describe};
 pub use foreign::{Feature, Foreign, Off, feature, row};
 pub use request::{Generate, Load, PlacementParams, Request, Source, parse_line};

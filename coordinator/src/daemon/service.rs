@@ -7,16 +7,14 @@
 use crate::cards::{CardLocks, LockError};
 use crate::config::{Config, ConfigError, ConfigFile, Generation};
 use crate::devices::THIS_PROGRAM;
-use crate::engine::{Engine, EngineError, EngineOptions, Readiness, Recovery, Replan, StageStatus};
+use crate::engine::{Engine, EngineError, EngineOptions, Readiness, Replan, StageStatus};
 use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
 use crate::placement::{Placement, PlacementError};
 use crate::planner::Machine;
 use crate::replan::Replanner;
 use crate::workers::LoadProgress;
 use spillway_model::tokenizer::TokenizerOptions;
-use spillway_protocol::jsonl::{
-    Class, Diagnosis, ErrorEvent, PlacementParams, RecoveryReport, StageReport, StageSummary,
-};
+use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, PlacementParams, StageReport, StageSummary};
 use spillway_protocol::plan::{Execution, Plan, Stage};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -327,7 +325,7 @@ impl Service {
             diagnosis.model_arch = model.architecture.clone();
             diagnosis.model_path = Some(model.path.display().to_string());
             (diagnosis.restarts, diagnosis.epoch) = (status.restarts, status.epoch);
-            diagnosis.recovery = status.recovery.map(recovery_report);
+            diagnosis.recovery = status.recovery;
             diagnosis.kernels = status.stages.iter().map(|stage| stage.loaded.kernels.clone()).collect();
             diagnosis.stages = stages(&engine).into_iter().zip(&status.stages).map(report).collect();
             (diagnosis.live, diagnosis.queued) = (status.live, status.queued);
@@ -449,23 +447,6 @@ fn report((stage, status): (StageSummary, &StageStatus)) -> StageReport {
     let &StageStatus { state, step, steps, busy_ns, wait_ns, copy_ns, .. } = status;
     let (lifecycle, (stored_bytes, stored_of)) = (status.lifecycle.as_str(), status.stored);
     StageReport { stage, lifecycle, state, stored_bytes, stored_of, step, steps, busy_ns, wait_ns, copy_ns }
-}
-
-fn recovery_report(recovery: Recovery) -> RecoveryReport {
-    let Recovery { epoch, code, stages, attempts, .. } = recovery;
-    let Recovery { detect_ms, backoff_ms, replan_ms, respawn_ms, load_ms, replay_ms, .. } = recovery;
-    RecoveryReport {
-        epoch,
-        code,
-        stages,
-        attempts,
-        detect_ms,
-        backoff_ms,
-        replan_ms,
-        respawn_ms,
-        load_ms,
-        replay_ms,
-    }
 }
 
 /// A request that is counted as in flight while this lives.

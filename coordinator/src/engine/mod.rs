@@ -34,7 +34,6 @@ mod watchdog;
 pub use bench::{BenchRequest, BenchResult};
 pub use error::EngineError;
 pub use readiness::{RECOVERY_GRACE, Readiness};
-pub use recovery::Recovery;
 pub use relocate::{DeviceLost, Placed, Replan, ReplanError};
 pub use request::{
     Completion, ErrorClass, EventSink, FinishReason, GenerateEvent, GenerateRequest, RequestError, RequestId,

@@ -6,12 +6,13 @@
 
 use super::driver::{Driver, Next};
 use super::mailbox::Command;
-use super::recovery::{Recovery, Replaying, ms};
+use super::recovery::{Replaying, ms};
 use super::request::RequestError;
 use super::start::next_epoch;
 use super::supervisor::Verdict;
 use crate::workers::{LoadProgress, LoadWatcher, ReviveTimes, WorkerError, WorkerView};
 use nix::poll::{PollFd, PollFlags, poll};
+use spillway_protocol::jsonl::Recovery;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 

@@ -2,12 +2,13 @@
 
 use super::board::Board;
 use super::readiness::Readiness;
-use super::recovery::Recovery;
+use super::recovery;
 use super::request::RequestError;
 use crate::cards::CardLocks;
 use crate::workers::{Lifecycle, Link, WorkerError, WorkerView, is_stopped};
 use serde::Serialize;
 use spillway_protocol::control::LoadStats;
+use spillway_protocol::jsonl::Recovery;
 use spillway_protocol::plan::Plan;
 use spillway_protocol::status::WorkerState;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -183,7 +184,7 @@ impl Shared {
 
     /// A recovery is over: every sequence is where it was.
     pub(super) fn set_recovery(&self, recovery: Recovery) {
-        recovery.tell();
+        recovery::tell(&recovery);
         *lock(&self.recovery) = Some(recovery);
     }
 

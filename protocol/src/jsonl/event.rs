@@ -173,18 +173,19 @@ pub struct StageReport {
     pub copy_ns: u64,
 }
 
-/// How long it took to replace workers that had failed. Times in milliseconds, added up over attempts.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct RecoveryReport {
+/// One recovery: from the failure of a worker until requests are where they were. Times in milliseconds; where several attempts
+/// were needed, those of all of them. One that another failure interrupts is not told of.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Recovery {
     /// The pipeline incarnation that it began.
     pub epoch: u64,
     /// Code of the failure that began it.
     pub code: &'static str,
-    /// Stages whose workers were replaced.
+    /// Stages whose workers were replaced, in the last attempt.
     pub stages: Vec<usize>,
     /// Starts that it took.
     pub attempts: u32,
-    /// From the failure, or the last sign of life, until it was noticed.
+    /// From the failure until it was noticed; at most this long: from the last sign of life.
     pub detect_ms: f64,
     /// Waiting before starts that follow others which failed.
     pub backoff_ms: f64,
@@ -286,7 +287,7 @@ pub struct Diagnosis {
     /// Workers of the resident model that have been replaced.
     pub restarts: u64,
     /// The last recovery of the resident model that is over.
-    pub recovery: Option<RecoveryReport>,
+    pub recovery: Option<Recovery>,
     /// Pipeline incarnation: one more with every recovery.
     pub epoch: u64,
     /// Kernel set of the workers.
