@@ -1,15 +1,19 @@
 //! Flags as data: every command, its options and their help. Nothing is decided here; ranges are checked where the
 //! values are used, so that the daemon refuses the same values in the same words.
 
+mod host;
+mod server;
 mod tuning;
 
-use crate::http::{ApiKey, HttpAddress};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use clap_complete::Shell;
+pub use host::{
+    CompletionsArgs, ConfigCommand, ConfigKeyArgs, ConfigListArgs, ConfigSetArgs, DevicesArgs,
+    KernelsBuildArgs, KernelsCommand, KernelsListArgs, MeasureArg,
+};
 use serde_json::{Map, Value, json};
+pub use server::{DaemonArgs, ServeArgs, ServerArgs, StatusArgs, TopArgs};
 use spillway_model::tokenizer::TokenizerOptions;
 use std::path::PathBuf;
-use std::time::Duration;
 pub use tuning::{PlacementArgs, SamplingArgs, SavedPlanArgs};
 
 /// Exit codes, shown below the help of the program.
@@ -308,209 +312,6 @@ pub struct BenchArgs {
     pub saved: SavedPlanArgs,
     #[command(flatten)]
     pub placement: PlacementArgs,
-}
-
-/// What `serve` and `daemon` share.
-#[derive(Debug, Args)]
-pub struct ServerArgs {
-    /// Also serve JSON lines on a local socket at this path
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
-    pub listen: Option<PathBuf>,
-    /// Answer only HTTP clients that send this key; rather set the variable, since others see the command line
-    #[arg(long, value_name = "KEY", env = "SPILLWAY_API_KEY", hide_env_values = true)]
-    pub api_key: Option<ApiKey>,
-    /// Seconds that requests may run on after SIGTERM before they are aborted
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_patience)]
-    pub drain_limit: Duration,
-}
-
-/// `serve`.
-#[derive(Debug, Args)]
-pub struct ServeArgs {
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// Address to serve at; beyond this machine only with a key
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8080")]
-    pub http: HttpAddress,
-    #[command(flatten)]
-    pub server: ServerArgs,
-    #[command(flatten)]
-    pub progress: ProgressArgs,
-    #[command(flatten)]
-    pub placement: PlacementArgs,
-    #[command(flatten)]
-    pub saved: SavedPlanArgs,
-}
-
-/// `daemon`.
-#[derive(Debug, Args)]
-pub struct DaemonArgs {
-    /// Also serve OpenAI clients over HTTP, for example at 127.0.0.1:8080; beyond this machine only with a key
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub http: Option<HttpAddress>,
-    #[command(flatten)]
-    pub server: ServerArgs,
-}
-
-/// Seconds of patience: from none to a day.
-fn parse_patience(text: &str) -> Result<Duration, String> {
-    parse_seconds(text, Duration::ZERO).ok_or_else(|| "expected 0 to 86400 seconds".to_owned())
-}
-
-/// `status`.
-#[derive(Debug, Args)]
-pub struct StatusArgs {
-    /// Socket of the daemon, as given to its --listen
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
-    pub connect: PathBuf,
-    /// Show it again every so many seconds, until Ctrl-C
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = parse_interval)]
-    pub watch: Option<Duration>,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `top`.
-#[derive(Debug, Args)]
-pub struct TopArgs {
-    /// Socket of the daemon, as given to its --listen
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
-    pub connect: PathBuf,
-    /// Seconds between two frames
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
-    pub interval: Duration,
-    /// End after so many frames instead of with Ctrl-C
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub frames: Option<u32>,
-}
-
-/// Seconds between two looks: from a tenth to a day.
-fn parse_interval(text: &str) -> Result<Duration, String> {
-    parse_seconds(text, Duration::from_millis(100)).ok_or_else(|| "expected 0.1 to 86400 seconds".to_owned())
-}
-
-/// Seconds from `least` to a day.
-fn parse_seconds(text: &str, least: Duration) -> Option<Duration> {
-    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.filter(|seconds| (least..=Duration::from_secs(86_400)).contains(seconds))
-}
-
-/// What is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum MeasureArg {
-    /// All devices that nobody uses, and the host
-    Anew,
-    /// Devices of which nothing is known
-    Missing,
-}
-
-/// `devices`.
-#[derive(Debug, Args)]
-pub struct DevicesArgs {
-    /// Look only there: amd, cuda, or emulated with its options
-    #[arg(long, value_name = "NAME")]
-    pub provider: Option<String>,
-    /// Test anew which devices can write into each other's memory
-    #[arg(long)]
-    pub test_links: bool,
-    /// Measure how fast devices and the host read their memory: all of them, or those of which it is not known
-    #[arg(long, value_enum, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "anew")]
-    pub measure: Option<MeasureArg>,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `kernels`.
-#[derive(Debug, Subcommand)]
-pub enum KernelsCommand {
-    /// Compile all kernels for architectures, by default those of the GPUs of this machine
-    Build(KernelsBuildArgs),
-    /// List compiled kernels
-    List(KernelsListArgs),
-    /// Remove all compiled kernels
-    Clean(KernelsListArgs),
-}
-
-/// `kernels build`.
-#[derive(Debug, Args)]
-pub struct KernelsBuildArgs {
-    /// Architecture, for example gfx1100 or sm_90 (repeatable)
-    #[arg(long, value_name = "NAME")]
-    pub arch: Vec<String>,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `kernels list` and `kernels clean`.
-#[derive(Debug, Args)]
-pub struct KernelsListArgs {
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `config`.
-#[derive(Debug, Subcommand)]
-pub enum ConfigCommand {
-    /// List all settings, their values, and who has set them
-    List(ConfigListArgs),
-    /// Print the value of a setting
-    Get(ConfigKeyArgs),
-    /// Write a setting into the file; everything else in it stays
-    Set(ConfigSetArgs),
-    /// Remove a setting from the file
-    Unset(ConfigUnsetArgs),
-    /// Show all about a setting: what it does and may be, who has set it, and what that overrides
-    Explain(ConfigKeyArgs),
-    /// Print the path of the file, which need not exist
-    Path,
-    /// Print a JSON schema of the file
-    Schema,
-}
-
-/// `config list`.
-#[derive(Debug, Args)]
-pub struct ConfigListArgs {
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `config get` and `config explain`.
-#[derive(Debug, Args)]
-pub struct ConfigKeyArgs {
-    /// The setting, for example memory.max_seq
-    pub key: String,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `config set`.
-#[derive(Debug, Args)]
-pub struct ConfigSetArgs {
-    /// The setting, for example memory.max_seq
-    pub key: String,
-    /// The value
-    #[arg(allow_hyphen_values = true)]
-    pub value: String,
-}
-
-/// `config unset`.
-#[derive(Debug, Args)]
-pub struct ConfigUnsetArgs {
-    /// The setting, or any other key of the file
-    pub key: String,
-}
-
-/// `completions`.
-#[derive(Debug, Args)]
-pub struct CompletionsArgs {
-    /// The shell
-    pub shell: Shell,
 }
 
 #[cfg(test)]
