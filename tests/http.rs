@@ -42,6 +42,19 @@ fn expected(model: &Path, more: &[&str]) -> (String, Vec<u64>, u64) {
     (done["text"].as_str().unwrap().to_owned(), ids, tokens)
 }
 
+/// A setting that the user made counts for HTTP, too; without one, OpenAI's defaults do.
+#[test]
+fn settings_say_what_a_request_leaves_out() {
+    let models = Models::new();
+    let model = models.tiny();
+    let env = [("SPILLWAY_TEMPERATURE", "0"), ("SPILLWAY_MAX_TOKENS", "24")];
+    let server = Server::with_model_and_env(&model, &[], &env);
+    let bare = json!({"messages": [{"role": "user", "content": PROMPT}]});
+    let answer = server.http.post(CHAT, &bare).ok();
+    assert_eq!(answer["choices"][0]["message"]["content"], expected(&model, &[]).0.as_str());
+    assert_eq!(answer["usage"]["completion_tokens"], expected(&model, &[]).2);
+}
+
 #[test]
 fn chat_and_text_answer_as_the_command_line_does_whole_and_in_pieces() {
     let models = Models::new();

@@ -17,6 +17,15 @@ pub struct Generation {
     pub sampling: SamplingParams,
 }
 
+/// The same by the way a request comes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generations {
+    /// As JSON lines.
+    pub lines: Generation,
+    /// From an OpenAI client, which expects that protocol's defaults where no setting says otherwise.
+    pub openai: Generation,
+}
+
 impl Default for Generation {
     fn default() -> Self {
         Config::default().generation()
@@ -75,6 +84,23 @@ impl Config {
                 ..SamplingParams::default()
             },
         }
+    }
+
+    /// What requests get that leave it out, by the way they come.
+    pub fn generations(&self) -> Generations {
+        let lines = self.generation();
+        let is_set = |setting| self.set(setting).is_some();
+        let SamplingParams { temperature, top_p, .. } = lines.sampling;
+        let openai = Generation {
+            // As much as the context holds.
+            max_tokens: if is_set(&table::MAX_TOKENS) { lines.max_tokens } else { usize::MAX },
+            sampling: SamplingParams {
+                temperature: if is_set(&table::TEMPERATURE) { temperature } else { 1.0 },
+                top_p: if is_set(&table::TOP_P) { top_p } else { 1.0 },
+                ..lines.sampling.clone()
+            },
+        };
+        Generations { lines, openai }
     }
 
     /// What an engine is started with; the rest left out.

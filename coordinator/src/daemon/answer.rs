@@ -96,15 +96,20 @@ async fn prepare(
 ) -> Result<(Asked, Option<Turn>), RequestError> {
     ticket.admitted().await;
     let for_prompt = client.clone();
-    ask(&client.service, &Arc::new(generate), move |resident, generate| match &generate.source {
-        Source::Turn { prompt, system } => {
-            let builder = TurnBuilder { client: &for_prompt, generate, resident };
-            builder.build(prompt, system.as_deref()).map(|(ids, turn)| (ids, Some(turn)))
-        }
-        Source::Messages(_) | Source::Raw(_) | Source::Ids(_) => {
-            stateless(resident.engine.model(), generate).map(|ids| (ids, None))
-        }
-    })
+    ask(
+        &client.service,
+        &Arc::new(generate),
+        |defaults| &defaults.lines,
+        move |resident, generate| match &generate.source {
+            Source::Turn { prompt, system } => {
+                let builder = TurnBuilder { client: &for_prompt, generate, resident };
+                builder.build(prompt, system.as_deref()).map(|(ids, turn)| (ids, Some(turn)))
+            }
+            Source::Messages(_) | Source::Raw(_) | Source::Ids(_) => {
+                stateless(resident.engine.model(), generate).map(|ids| (ids, None))
+            }
+        },
+    )
     .await
 }
 
@@ -123,7 +128,7 @@ impl TurnBuilder<'_> {
         let (messages, turn) = begin(system);
         let ids = render(&messages)?;
         let room = self.resident.engine.plan().limits.max_seq;
-        let most = max_tokens(self.generate, &self.resident.generation);
+        let most = max_tokens(self.generate, &self.resident.generations.lines);
         let first_turn = self.client.conversation().is_empty();
         if first_turn || ids.len().saturating_add(most) <= room {
             return Ok((ids, turn));

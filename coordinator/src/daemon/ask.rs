@@ -2,7 +2,7 @@
 
 use super::conversation::Conversation;
 use super::service::{Held, Resident, Service, blocking};
-use crate::config::Generation;
+use crate::config::{Generation, Generations};
 use crate::engine::{Engine, ErrorClass, EventSink, GenerateRequest, RequestError, RequestId};
 use crate::open::LoadedModel;
 use crate::prompt::{self, ChatPrompt, PromptError};
@@ -30,10 +30,11 @@ pub struct Running {
     id: RequestId,
 }
 
-/// Waits for the model and has `build` make the prompt, and whatever else, on a thread where it may take its time.
+/// Waits for the model, takes what the request leaves out from `defaults`, and has `build` make the prompt, and whatever else, on a thread where it may take its time.
 pub async fn ask<T: Send + 'static>(
     service: &Service,
     generate: &Arc<Generate>,
+    defaults: fn(&Generations) -> &Generation,
     build: impl FnOnce(&Resident, &Generate) -> Result<(Vec<u32>, T), PromptError> + Send + 'static,
 ) -> Result<(Asked, T), RequestError> {
     let held = service.hold().await;
@@ -41,7 +42,7 @@ pub async fn ask<T: Send + 'static>(
         let message = "no model is loaded; send a load message first";
         return Err(RequestError::new("no_model_loaded", ErrorClass::Validation, message));
     };
-    let (engine, settings) = (resident.engine.clone(), resident.generation.clone());
+    let (engine, settings) = (resident.engine.clone(), defaults(&resident.generations).clone());
     let for_prompt = generate.clone();
     let (prompt, rest) = match blocking(move || build(&resident, &for_prompt)).await {
         Ok(Ok(built)) => built,

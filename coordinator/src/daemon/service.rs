@@ -5,7 +5,7 @@
 //! answered by a model that is going away. A load is validated in full before it takes the model.
 
 use crate::cards::{CardLocks, LockError};
-use crate::config::{Config, ConfigError, ConfigFile, Generation};
+use crate::config::{Config, ConfigError, ConfigFile, Generations};
 use crate::devices::THIS_PROGRAM;
 use crate::engine::{Engine, EngineError, EngineOptions, Readiness, Replan, StageStatus};
 use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
@@ -45,7 +45,7 @@ pub struct Resident {
     /// The engine that runs it.
     pub engine: Engine,
     /// What requests get that leave it out.
-    pub generation: Generation,
+    pub generations: Generations,
     /// Finds it another placement, also when it is started again.
     replan: Arc<dyn Replan>,
 }
@@ -236,11 +236,11 @@ impl Service {
         &self,
         slot: &mut Option<Resident>,
         turn: &mut Turn,
-        Started { engine, generation, replan }: Started,
+        Started { engine, generations, replan }: Started,
     ) -> Resident {
         turn.loads += 1;
         let loaded_at = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-        let resident = Resident { load: turn.loads, loaded_at, engine, generation, replan };
+        let resident = Resident { load: turn.loads, loaded_at, engine, generations, replan };
         self.show(Shown::Model(resident.clone()));
         *slot = Some(resident.clone());
         resident
@@ -354,7 +354,7 @@ impl Service {
 struct Start {
     model: Arc<LoadedModel>,
     plan: Plan,
-    generation: Generation,
+    generations: Generations,
     cards: CardLocks,
     replan: Arc<dyn Replan>,
 }
@@ -362,17 +362,17 @@ struct Start {
 /// A model that has been started.
 struct Started {
     engine: Engine,
-    generation: Generation,
+    generations: Generations,
     replan: Arc<dyn Replan>,
 }
 
 impl Start {
     /// The same again, for a model whose workers have ended.
-    fn again(Resident { engine, generation, replan, .. }: &Resident) -> Self {
+    fn again(Resident { engine, generations, replan, .. }: &Resident) -> Self {
         Self {
             model: engine.model().clone(),
             plan: Plan::clone(&engine.plan()),
-            generation: generation.clone(),
+            generations: generations.clone(),
             cards: engine.cards(),
             replan: replan.clone(),
         }
@@ -383,11 +383,11 @@ impl Start {
         options: EngineOptions,
         progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Started, LoadError> {
-        let Self { model, plan, generation, cards, replan } = self;
+        let Self { model, plan, generations, cards, replan } = self;
         let options = EngineOptions { cards, replan: Some(replan.clone()), ..options };
         let engine = blocking(move || Engine::start(model, plan, options, progress)).await?;
         let engine = engine.map_err(|error| LoadError::Engine { error, restored: false })?;
-        Ok(Started { engine, generation, replan })
+        Ok(Started { engine, generations, replan })
     }
 }
 
@@ -410,7 +410,7 @@ fn validate(
     let cards = CardLocks::take(&plan, placement.shares_devices())?;
     let model = Arc::new(model);
     let replan = Arc::new(Replanner::new(model.clone(), placement.request(&plan)));
-    let start = Start { model, plan, generation: config.generation(), cards, replan };
+    let start = Start { model, plan, generations: config.generations(), cards, replan };
     Ok((start, config.engine_options()))
 }
 

@@ -84,9 +84,12 @@ impl Answering {
     async fn start(app: App, generate: Generate, count: RequestCount) -> Result<(Self, String), ApiError> {
         let App { service, mut ending, .. } = app;
         let generate = Arc::new(generate);
-        let asked = ask(&service, &generate, |resident, generate| {
-            Ok((stateless(resident.engine.model(), generate)?, resident.name()))
-        });
+        let asked = ask(
+            &service,
+            &generate,
+            |defaults| &defaults.openai,
+            |resident, generate| Ok((stateless(resident.engine.model(), generate)?, resident.name())),
+        );
         let (asked, name) = tokio::select! {
             // Looked at first: a load that is given up at the end leaves no model.
             biased;

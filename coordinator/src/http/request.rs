@@ -123,15 +123,14 @@ pub fn parse(endpoint: Endpoint, body: Map<String, Value>, id: String, seed: u64
         tools,
         enable_thinking: fields.take("enable_thinking")?,
         template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
-        max_tokens: Some(max_tokens.unwrap_or(match endpoint {
-            // As much as the context holds.
-            Endpoint::Chat => u64::MAX,
-            Endpoint::Text => TEXT_MAX_TOKENS,
-        })),
+        max_tokens: max_tokens.or(match endpoint {
+            Endpoint::Chat => None,
+            Endpoint::Text => Some(TEXT_MAX_TOKENS),
+        }),
         ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
         stop: fields.take("stop")?.map(|Strings(stop)| stop).unwrap_or_default(),
-        temperature: Some(fields.take("temperature")?.unwrap_or(1.0)),
-        top_p: Some(fields.take("top_p")?.unwrap_or(1.0)),
+        temperature: fields.take("temperature")?,
+        top_p: fields.take("top_p")?,
         top_k: fields.take("top_k")?,
         min_p: fields.take("min_p")?,
         repeat_penalty: fields.take_either("repeat_penalty", "repetition_penalty")?,
