@@ -196,6 +196,6 @@ fn a_file_that_changed_after_planning_is_not_loaded() {
     OpenOptions::new().append(true).open(&file.path).unwrap().write_all(&[0; 64]).unwrap();
     let error = try_start(&model, &placement(2), options()).unwrap_err();
     assert_eq!(error.code(), "worker_failed");
-    assert!(error.to_string().contains("bytes"), "{error}");
+    assert!(error.to_string().contains("not the one that was loaded"), "{error}");
     assert_eq!(children(), NOBODY);
 }

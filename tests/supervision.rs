@@ -8,7 +8,10 @@ mod support;
 use nix::sys::signal::Signal;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
+use spillway_model::testing::TinyModel;
+use std::io::Write;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::{
     Daemon, Models, ask, daemon_with_long_model, endless, eventually, is_running, signal, until_running,
@@ -30,6 +33,73 @@ fn broken(models: &Models) -> std::path::PathBuf {
     let path = models.path("broken.gguf");
     std::fs::write(&path, "not a model").unwrap();
     path
+}
+
+/// Tools that write a file in place cut it first. Whoever reads it then refuses it, and goes on.
+#[test]
+fn a_file_that_is_rewritten_in_place_ends_no_daemon() {
+    let models = Models::new();
+    let model = models.write("rewritten.gguf", &TinyModel::new("qwen3").layers(40));
+    let whole = std::fs::read(&model).unwrap();
+    let mut daemon = Daemon::start(&[]);
+    daemon.main.load(&model, json!({"threads": 1}));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let mut file = std::fs::OpenOptions::new().write(true).truncate(true).open(&model).unwrap();
+                whole.chunks(1 << 14).for_each(|part| file.write_all(part).unwrap());
+            }
+        });
+        for _ in 0..40 {
+            daemon.main.send(json!({"type": "reload", "id": "r"}));
+            let end = daemon.main.until(|event| event["id"] == "r").pop().unwrap();
+            assert!(matches!(end["type"].as_str(), Some("loaded" | "error")), "{end}");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    daemon.main.load(&model, json!({"threads": 1}));
+    daemon.main.send(ask("r", 3));
+    assert_eq!(daemon.main.answer("r").1["type"], "done");
+    daemon.finish();
+}
+
+/// A worker that is to be replaced when its file has become something else is not tried again and again.
+#[test]
+fn a_file_that_was_replaced_by_another_or_is_gone_ends_requests_at_once() {
+    let models = Models::new();
+    for put in [Some(broken(&models)), None] {
+        let model = models.write("served.gguf", &TinyModel::new("qwen3"));
+        let mut daemon = Daemon::start(&[]);
+        daemon.main.load(&model, json!({"threads": 1}));
+        match &put {
+            Some(other) => replace(&model, other),
+            None => std::fs::remove_file(&model).unwrap(),
+        }
+        signal(daemon.workers()[0], Signal::SIGKILL);
+        eventually("it is noticed", || diag(&mut daemon)["state"] == "failed");
+        let diag = diag(&mut daemon);
+        assert_eq!(diag["restarts"], 0, "{diag}");
+        assert!(diag["reason"].as_str().unwrap().contains("not the one that was loaded"), "{diag}");
+        daemon.finish();
+    }
+}
+
+/// What `status` says of a daemon that was reached and does not answer.
+#[test]
+fn a_daemon_that_is_stopped_is_told_from_one_that_is_not_there() {
+    let models = Models::new();
+    let socket = models.path("socket");
+    let daemon = Daemon::start(&["--listen", socket.to_str().unwrap()]);
+    eventually("it listens", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+    daemon.signal(Signal::SIGSTOP);
+    let status = || support::run(&["status", "--connect", socket.to_str().unwrap()]);
+    let shown = status();
+    daemon.signal(Signal::SIGCONT);
+    assert!(shown.code == Some(1) && shown.stderr.contains("does not answer"), "{shown:?}");
+    drop(daemon);
+    let shown = status();
+    assert!(shown.code == Some(1) && shown.stderr.contains("no daemon listens"), "{shown:?}");
 }
 
 #[test]

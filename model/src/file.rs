@@ -41,6 +41,14 @@ impl ModelFile {
             .map_err(|error| ModelError::InFile { path: path.to_owned(), error: Box::new(error) })
     }
 
+    /// The same without weights, which [`ModelFile::weight`] then has no bytes of: nothing of the file stays mapped
+    /// ([`Gguf::open_header`]).
+    pub fn open_header(path: &Path) -> Result<ModelFile, ModelError> {
+        let gguf = Gguf::open_header(path)?;
+        ModelFile::from_gguf(gguf)
+            .map_err(|error| ModelError::InFile { path: path.to_owned(), error: Box::new(error) })
+    }
+
     /// Checks the model in an opened container.
     pub fn from_gguf(gguf: Gguf) -> Result<ModelFile, ModelError> {
         let metadata = gguf.metadata();
@@ -123,7 +131,8 @@ fn rope_divisors(gguf: &Gguf, pairs: usize) -> Result<Option<Vec<f32>>, ModelErr
     if info.ggml_type != GgmlType::F32 {
         return Err(bad(format!("has format {}, frequency divisors are F32", info.ggml_type)));
     }
-    let (values, _) = gguf.bytes(info).as_chunks::<4>();
+    let bytes = gguf.read(info)?;
+    let (values, _) = bytes.as_chunks::<4>();
     let divisors: Vec<f32> = values.iter().map(|&v| f32::from_le_bytes(v)).collect();
     match divisors.iter().position(|d| !(1e-6..=1e6).contains(d)) {
         Some(i) => Err(bad(format!("divisor {i} is {}, not a usable positive number", divisors[i]))),

@@ -47,3 +47,32 @@ fn a_hybrid_has_both_kinds_of_layers() {
     let recurrent: Vec<bool> = file.program().layers.iter().map(|layer| layer.recurrent.is_some()).collect();
     assert_eq!(recurrent, [true, true, true, false]);
 }
+
+/// A file whose header alone is read is the same file, also when its header is longer than what is read first.
+#[test]
+fn a_header_that_is_read_is_that_of_the_mapped_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for extra in [0, 40 << 20] {
+        let mut writer = TinyModel::new("qwen35").writer().unwrap();
+        writer.key("test.filler", "x".repeat(extra).as_str());
+        let path = folder.path().join(format!("{extra}.gguf"));
+        std::fs::write(&path, writer.to_bytes()).unwrap();
+        let (whole, header) = (ModelFile::open(&path).unwrap(), ModelFile::open_header(&path).unwrap());
+        assert_eq!(header.program(), whole.program());
+        let (whole, header) = (whole.gguf(), header.gguf());
+        assert_eq!((header.tensors(), header.file_len()), (whole.tensors(), whole.file_len()));
+        assert_eq!((header.stamp(), header.data_offset()), (whole.stamp(), whole.data_offset()));
+        for tensor in whole.tensors() {
+            assert_eq!(header.read(tensor).unwrap(), whole.bytes(tensor), "{}", tensor.name);
+            assert!(header.bytes(tensor).is_empty());
+        }
+    }
+    let cut = folder.path().join("cut.gguf");
+    let bytes = TinyModel::new("qwen3").to_bytes().unwrap();
+    for length in [1, 3, 30, 300, 3000, bytes.len() - 1] {
+        std::fs::write(&cut, &bytes[..length]).unwrap();
+        let said = |error: &dyn std::error::Error| error.to_string();
+        let (whole, header) = (ModelFile::open(&cut).unwrap_err(), ModelFile::open_header(&cut).unwrap_err());
+        assert_eq!((header.code(), said(&header)), (whole.code(), said(&whole)), "{length} bytes");
+    }
+}

@@ -57,9 +57,17 @@ pub enum Failure {
     /// The request was refused or failed.
     #[error("{}", with_advice(.0))]
     Request(#[from] RequestError),
-    /// No daemon answers.
-    #[error("no daemon answers at {path}: {source}; start one with `spillway daemon --listen {path}`")]
+    /// No daemon listens.
+    #[error("no daemon listens at {path}: {source}; start one with `spillway daemon --listen {path}`")]
     NoDaemon {
+        /// Its socket.
+        path: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A daemon has been reached and says nothing.
+    #[error("the daemon at {path} {}", silence(.source))]
+    SilentDaemon {
         /// Its socket.
         path: String,
         /// The system's reason.
@@ -85,6 +93,19 @@ pub enum Failure {
 /// What happened to a request; where the engine has given up, what to do as well.
 fn with_advice(error: &RequestError) -> String {
     format!("{error}{}", if error.given_up { "; run the command again" } else { "" })
+}
+
+/// Why a daemon that was reached does not answer.
+fn silence(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            "does not answer; its process may be stopped, or the machine overloaded".into()
+        }
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+            "has ended".into()
+        }
+        _ => format!("cannot be understood: {error}"),
+    }
 }
 
 impl From<io::Error> for Failure {
@@ -125,6 +146,7 @@ impl Failure {
             Failure::Engine(error) => error.code(),
             Failure::Request(error) => error.code,
             Failure::NoDaemon { .. } => "no_daemon",
+            Failure::SilentDaemon { .. } => "daemon_silent",
             Failure::BadInput(_) => "bad_input",
             Failure::Input(_) => "input_failed",
             Failure::Output(_) => "output_failed",
@@ -142,6 +164,7 @@ impl Failure {
             | Failure::Daemon(_)
             | Failure::Http(HttpError::InUse(_) | HttpError::Io { .. })
             | Failure::NoDaemon { .. }
+            | Failure::SilentDaemon { .. }
             | Failure::Config(ConfigError::Unwritable { .. }) => 1,
             Failure::Usage(_)
             | Failure::Http(HttpError::NeedsKey(_))

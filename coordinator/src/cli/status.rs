@@ -55,7 +55,7 @@ impl Daemon {
     }
 
     pub(super) fn diagnosis(&mut self) -> Result<Value, Failure> {
-        self.ask().map_err(|source| Failure::NoDaemon { path: self.name.clone(), source })
+        self.ask().map_err(|source| Failure::SilentDaemon { path: self.name.clone(), source })
     }
 
     fn ask(&mut self) -> io::Result<Value> {

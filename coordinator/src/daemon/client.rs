@@ -148,8 +148,11 @@ impl Client {
                 () = reached(ending, Ending::Stopping), if !stopping => {
                     stopping = true;
                     self.abort_all("shutdown");
-                    tasks.loads.abort_all();
                 }
+            }
+            // After the requests that wait for a load: they would find that there is no model.
+            if stopping && tasks.requests.is_empty() {
+                tasks.loads.abort_all();
             }
         }
     }

@@ -92,6 +92,29 @@ struct Turn {
     wanted: Option<Wanted>,
 }
 
+/// What became of the model that was loaded before one that could not be started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Before {
+    /// There was none.
+    Nothing,
+    /// It serves again.
+    Restored,
+    /// It could not be started again, either; the log says why.
+    Lost,
+}
+
+impl Before {
+    fn words(self) -> &'static str {
+        match self {
+            Before::Nothing => "no model is loaded now",
+            Before::Restored => "the model before it serves again",
+            Before::Lost => {
+                "the model before it did not start again, either (see the log), so none is loaded now; `reload` tries it once more"
+            }
+        }
+    }
+}
+
 /// Why a model was not loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -111,12 +134,12 @@ pub enum LoadError {
     #[error("no model has been loaded, so there is none to load again; send a load message")]
     NothingLoaded,
     /// The workers could not be started, after the old model was dropped.
-    #[error("{error}; {}", if *restored { "the model before it serves again" } else { "no model is loaded now" })]
+    #[error("{error}; {}", before.words())]
     Engine {
         /// Why.
         error: EngineError,
-        /// Whether the model that was loaded before could be started again.
-        restored: bool,
+        /// What became of the model that was loaded before.
+        before: Before,
     },
     /// The thread that did the work has panicked.
     #[error("loading ended unexpectedly; see the log on standard error")]
@@ -217,16 +240,26 @@ impl Service {
             Err(error) => error,
         };
         let again = match before {
-            Some(resident) => Start::again(&resident).run(options, |_| {}).await.ok(),
+            Some(resident) => Some(Start::again(&resident).run(options, |_| {}).await),
             None => None,
         };
-        let restored = again.is_some();
-        match again {
-            Some(started) => drop(self.install(&mut slot, turn, started)),
-            None => self.show(Shown::Nothing),
-        }
+        let before = match again {
+            Some(Ok(started)) => {
+                self.install(&mut slot, turn, started);
+                Before::Restored
+            }
+            Some(Err(error)) => {
+                tracing::error!(code = error.code(), "the model before did not start again: {error}");
+                self.show(Shown::Nothing);
+                Before::Lost
+            }
+            None => {
+                self.show(Shown::Nothing);
+                Before::Nothing
+            }
+        };
         Err(match error {
-            LoadError::Engine { error, .. } => LoadError::Engine { error, restored },
+            LoadError::Engine { error, .. } => LoadError::Engine { error, before },
             other => other,
         })
     }
@@ -386,7 +419,7 @@ impl Start {
         let Self { model, plan, generations, cards, replan } = self;
         let options = EngineOptions { cards, replan: Some(replan.clone()), ..options };
         let engine = blocking(move || Engine::start(model, plan, options, progress)).await?;
-        let engine = engine.map_err(|error| LoadError::Engine { error, restored: false })?;
+        let engine = engine.map_err(|error| LoadError::Engine { error, before: Before::Nothing })?;
         Ok(Started { engine, generations, replan })
     }
 }

@@ -241,7 +241,7 @@ impl Board {
 
     /// What the workers held is gone, and the steps under way with it: every sequence starts again from its tokens. When
     /// `error` blames a step, its sequences are suspected, and a sequence whose step has failed alone before is ended.
-    pub(super) fn rewind(&mut self, error: &WorkerError) {
+    pub(super) fn rewind(&mut self, error: &WorkerError) -> bool {
         let blamed: Vec<usize> = match error.blames_the_step() {
             true => {
                 self.flights.iter().flat_map(|flight| flight.entries.iter().map(|entry| entry.slot)).collect()
@@ -249,10 +249,11 @@ impl Board {
             false => Vec::new(),
         };
         self.flights.clear();
+        let mut condemned = false;
         for slot in 0..self.live.len() {
             let Some(sequence) = &mut self.live[slot] else { continue };
             if blamed.contains(&slot) {
-                sequence.suspect(error);
+                condemned |= sequence.suspect(error);
             }
             sequence.was_done = sequence.was_done.max(sequence.done);
             (sequence.sent, sequence.done, sequence.in_flight) = (0, 0, 0);
@@ -260,6 +261,7 @@ impl Board {
         }
         self.slots.forget();
         self.tell_recovering(error.code(), &error.to_string());
+        condemned
     }
 
     /// Tells everyone who is being answered about a pause.

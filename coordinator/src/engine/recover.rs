@@ -101,7 +101,9 @@ impl Driver {
     fn announce(&mut self, error: &WorkerError, remedy: &str) {
         tracing::warn!(code = error.code(), recent = self.supervisor.recent(), "{error}; {remedy}");
         self.replaying = None;
-        self.board.rewind(error);
+        if self.board.rewind(error) {
+            self.supervisor.explained();
+        }
         self.shared.set_recovering(error);
         if let Some(pipeline) = &self.pipeline {
             self.shared.set_workers(pipeline.views());

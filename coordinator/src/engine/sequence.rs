@@ -116,21 +116,23 @@ pub(super) struct Suspicion {
     /// Tokens of the sequence with which the step ended: when they are done, it was not to blame.
     pub until: usize,
     /// Failures in a row.
-    failures: usize,
+    failures: u32,
 }
 
 /// Failures of one step after which its request is to blame: the step runs alone from the first on.
-const POISONOUS: usize = 2;
+pub(super) const POISONOUS: u32 = 2;
 
 impl Sequence {
-    /// A worker failed with a step of this sequence in hand.
-    pub(super) fn suspect(&mut self, error: &WorkerError) {
+    /// A worker failed with a step of this sequence in hand; whether that ends the request.
+    pub(super) fn suspect(&mut self, error: &WorkerError) -> bool {
         let failures = self.suspicion.map_or(0, |suspicion| suspicion.failures) + 1;
         self.suspicion = Some(Suspicion { until: self.sent, failures });
-        if failures >= POISONOUS && !self.closed {
+        let condemned = failures >= POISONOUS && !self.closed;
+        if condemned {
             self.output.fail(&RequestError::poison(error));
             self.closed = true;
         }
+        condemned
     }
 
     pub(super) fn ready(&self, slot: usize) -> Ready {

@@ -1,5 +1,6 @@
 //! What is done about a worker that has failed: start another one, later if that happens often, or give up.
 
+use super::sequence::POISONOUS;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,14 @@ impl Supervisor {
     /// All workers are there again.
     pub(super) fn recovered(&mut self, now: Instant) {
         self.complete = Some(now);
+    }
+
+    /// The last failures were the doing of a request, which has ended for it: they say nothing about workers.
+    pub(super) fn explained(&mut self) {
+        for _ in 0..POISONOUS {
+            self.failures.pop_back();
+        }
+        self.fruitless = self.fruitless.saturating_sub(POISONOUS);
     }
 
     /// A worker has failed.
@@ -95,6 +104,19 @@ mod tests {
             })
             .collect();
         assert_eq!(delays, [after(0); 3], "what has worked in between may start at once");
+    }
+
+    /// One client whose requests crash workers must not end the model for the others.
+    #[test]
+    fn failures_that_a_request_is_blamed_for_do_not_count() {
+        let mut supervisor = Supervisor::new(3);
+        let now = Instant::now();
+        for _ in 0..20 {
+            assert_eq!(supervisor.judge(now), Verdict::Restart(Duration::ZERO));
+            assert!(matches!(supervisor.judge(now), Verdict::Restart(_)));
+            supervisor.explained();
+        }
+        assert_eq!(supervisor.recent(), 0);
     }
 
     #[test]

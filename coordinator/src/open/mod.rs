@@ -164,7 +164,7 @@ pub fn open_model_with(
     }
     // Workers would find out after they have been started.
     KernelSet::from_env()?;
-    let file = ModelFile::open(&absolute)?;
+    let file = ModelFile::open_header(&absolute)?;
     let summary = Sizer { file: &file, path: &absolute }.summary()?;
     let tokenizer = tokenizer(&file, &absolute, text, options)?.map(Arc::new);
     let chat_template = match text {

@@ -43,7 +43,7 @@ impl Sizer<'_> {
                 context_length: config.context_length,
             },
             layers: layers?,
-            embedding_bytes: self.file.weight(&program.embed)?.bytes.len() as u64,
+            embedding_bytes: self.file.weight(&program.embed)?.info.range.len() as u64,
             head_bytes: head.bytes + vector_bytes(&program.head.norm),
             head_format: head.format,
             gpu_head_bytes: head.gpu_bytes + vector_bytes(&program.head.norm),

@@ -171,7 +171,7 @@ impl Workers {
     /// Workers that are gone will not be started before a while is over.
     pub(crate) fn back_off(&mut self) {
         for worker in &mut self.workers {
-            worker.enter(Change::Delayed, "the start before has failed, too");
+            worker.enter(Change::Delayed, "it failed before a step was done");
         }
     }
 

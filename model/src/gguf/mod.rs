@@ -4,8 +4,9 @@
 //! checked, and nothing is allocated from a number that the file's length does not back. Fixed-size arrays cost one
 //! comparison, string arrays one per string, so a vocabulary of 250,000 tokens opens in milliseconds.
 //!
-//! The file must not be truncated while it is mapped: a page that has vanished raises SIGBUS, which is the operating
-//! system's way and cannot be turned into an error here.
+//! A file must not be truncated while it is mapped: a page that has vanished raises SIGBUS, which is the operating
+//! system's way and cannot be turned into an error here. Who must not end so reads the part before the tensor data instead, and
+//! single tensors as it needs them ([`Gguf::open_header`]).
 
 mod cursor;
 mod error;
@@ -25,12 +26,15 @@ use cursor::Cursor;
 use limits::{MAX_ALIGNMENT, MAX_HEADER_BYTES, MAX_KEYS, MAX_TENSORS};
 use memmap2::{Mmap, UncheckedAdvice};
 use metadata::Entry;
+use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use tensor::RawTensor;
 
+/// Bytes of a header to read first: most headers with a tokenizer are smaller.
+const FIRST_READ: usize = 16 << 20;
 /// Alignment of tensor data when the file does not state one.
 const DEFAULT_ALIGNMENT: u32 = 32;
 
@@ -50,6 +54,8 @@ pub enum Advice {
 enum Backing {
     Map(Mmap),
     Owned(Vec<u8>),
+    /// A copy of the beginning, and the file for the rest.
+    Header(Vec<u8>, File),
 }
 
 /// What tells a file from another one that has taken its place, or from itself after a change: device, inode, and when the
@@ -60,6 +66,7 @@ pub type FileStamp = [i64; 4];
 #[derive(Debug)]
 pub struct Gguf {
     backing: Backing,
+    file_len: usize,
     stamp: Option<FileStamp>,
     version: u32,
     entries: Vec<Entry>,
@@ -75,11 +82,18 @@ impl Gguf {
     /// Maps and checks the file at `path`.
     pub fn open(path: &Path) -> Result<Gguf, GgufError> {
         let in_file = |error| GgufError::InFile { path: path.to_owned(), error: Box::new(error) };
-        let opened = map(path).and_then(|(map, stamp)| {
-            let gguf = Gguf::check(Backing::Map(map))?;
+        let opened = open(path).and_then(|(file, len, stamp)| {
+            let gguf = Gguf::check(Backing::Map(map(&file, len)?), len)?;
             Ok(Gguf { stamp: Some(stamp), ..gguf })
         });
         opened.map_err(in_file)
+    }
+
+    /// Reads the part before the tensor data of the file at `path`, and checks as much as [`Gguf::open`] does. Nothing is mapped, so
+    /// that nobody who changes the file ends this process; [`Gguf::bytes`] has no tensor, [`Gguf::read`] reads one.
+    pub fn open_header(path: &Path) -> Result<Gguf, GgufError> {
+        let in_file = |error| GgufError::InFile { path: path.to_owned(), error: Box::new(error) };
+        read_header(path).map_err(in_file)
     }
 
     /// Which file this is; nothing for one held in memory.
@@ -89,13 +103,15 @@ impl Gguf {
 
     /// Checks a file held in memory.
     pub fn parse(bytes: Vec<u8>) -> Result<Gguf, GgufError> {
-        Gguf::check(Backing::Owned(bytes))
+        let len = bytes.len();
+        Gguf::check(Backing::Owned(bytes), len)
     }
 
-    fn check(backing: Backing) -> Result<Gguf, GgufError> {
+    /// Checks a file of `file_len` bytes, of which `backing` has all, or the first.
+    fn check(backing: Backing, file_len: usize) -> Result<Gguf, GgufError> {
         let file = backing.bytes();
         // Reading stops at the header limit; a header that goes on is reported as such, not as a truncated file.
-        let limited = file.len() > MAX_HEADER_BYTES;
+        let limited = file_len > MAX_HEADER_BYTES;
         let mut cursor = Cursor::new(&file[..file.len().min(MAX_HEADER_BYTES)]);
         let header = Header::parse(&mut cursor, file).map_err(|error| match error {
             GgufError::Truncated { what, at, need, .. } if limited => GgufError::TooLarge {
@@ -112,7 +128,7 @@ impl Gguf {
         let tensors = raw
             .into_iter()
             .enumerate()
-            .map(|(i, tensor)| tensor.locate(i, data_offset, alignment, file.len()))
+            .map(|(i, tensor)| tensor.locate(i, data_offset, alignment, file_len))
             .collect::<Result<Vec<_>, _>>()?;
         tensor::check_overlaps(&tensors)?;
         let by_name = sorted_index(&tensors, |t| &t.name).map_err(|(i, name)| GgufError::BadTensor {
@@ -123,6 +139,7 @@ impl Gguf {
         let notes = unknown_types(&tensors).into_iter().collect();
         Ok(Gguf {
             backing,
+            file_len,
             stamp: None,
             version,
             entries,
@@ -157,14 +174,25 @@ impl Gguf {
         Some(&self.tensors[self.by_name[found] as usize])
     }
 
-    /// The data of a tensor of this file, in its own format; empty when the type is unknown.
+    /// The data of a tensor of this file, in its own format; empty when the type is unknown, or only the header was read.
     pub fn bytes(&self, tensor: &TensorInfo) -> &[u8] {
-        self.backing.bytes().get(tensor.range.clone()).unwrap_or(&[])
+        match &self.backing {
+            Backing::Header(..) => &[],
+            whole => whole.bytes().get(tensor.range.clone()).unwrap_or(&[]),
+        }
+    }
+
+    /// The same, read from the file when only the header is in memory.
+    pub fn read(&self, tensor: &TensorInfo) -> Result<Cow<'_, [u8]>, GgufError> {
+        let Backing::Header(_, file) = &self.backing else { return Ok(Cow::Borrowed(self.bytes(tensor))) };
+        let mut bytes = vec![0; tensor.range.len()];
+        file.read_exact_at(&mut bytes, tensor.range.start as u64).map_err(GgufError::Io)?;
+        Ok(Cow::Owned(bytes))
     }
 
     /// Length of the file in bytes.
     pub fn file_len(&self) -> usize {
-        self.backing.bytes().len()
+        self.file_len
     }
 
     /// Where tensor data starts, in bytes from the start of the file.
@@ -203,7 +231,7 @@ impl Backing {
     fn bytes(&self) -> &[u8] {
         match self {
             Backing::Map(map) => map,
-            Backing::Owned(bytes) => bytes,
+            Backing::Owned(bytes) | Backing::Header(bytes, _) => bytes,
         }
     }
 }
@@ -306,8 +334,39 @@ fn refuse_split(metadata: Metadata<'_>) -> Result<(), GgufError> {
     }
 }
 
-/// Maps a regular file for reading.
-fn map(path: &Path) -> Result<(Mmap, FileStamp), GgufError> {
+/// Which file a path names now.
+///
+/// # Errors
+/// Those of the file system.
+pub fn stamp_of(path: &Path) -> std::io::Result<FileStamp> {
+    Ok(stamp(&fs::metadata(path)?))
+}
+
+fn stamp(facts: &fs::Metadata) -> FileStamp {
+    [facts.dev().cast_signed(), facts.ino().cast_signed(), facts.mtime(), facts.mtime_nsec()]
+}
+
+/// Reads a header of unknown length: more and more, until it is whole.
+fn read_header(path: &Path) -> Result<Gguf, GgufError> {
+    let (file, len, stamp) = open(path)?;
+    let most = len.min(MAX_HEADER_BYTES);
+    let mut room = FIRST_READ.min(most);
+    loop {
+        let mut bytes = vec![0; room];
+        file.read_exact_at(&mut bytes, 0).map_err(GgufError::Io)?;
+        let backing = Backing::Header(bytes, file.try_clone().map_err(GgufError::Io)?);
+        // What one attempt lacks is in the file as long as the attempt was shorter than a header may be.
+        match Gguf::check(backing, len) {
+            Ok(gguf) => return Ok(Gguf { stamp: Some(stamp), ..gguf }),
+            Err(GgufError::Truncated { .. } | GgufError::TooLarge { .. }) if room < most => {}
+            Err(error) => return Err(error),
+        }
+        room = room.saturating_mul(4).min(most);
+    }
+}
+
+/// Opens a regular file that is not empty: the file, its length, and which one it is.
+fn open(path: &Path) -> Result<(File, usize, FileStamp), GgufError> {
     // Asked before opening: opening a pipe would wait for its writer.
     let kind = fs::metadata(path).map_err(GgufError::Io)?.file_type();
     if !kind.is_file() {
@@ -318,15 +377,19 @@ fn map(path: &Path) -> Result<(Mmap, FileStamp), GgufError> {
     let file = File::open(path).map_err(GgufError::Io)?;
     let facts = file.metadata().map_err(GgufError::Io)?;
     let bytes = facts.len();
-    let stamp = [facts.dev().cast_signed(), facts.ino().cast_signed(), facts.mtime(), facts.mtime_nsec()];
     if bytes == 0 {
         return Err(GgufError::Empty);
     }
+    let len = usize::try_from(bytes).map_err(|_| GgufError::AddressSpace { bytes })?;
+    Ok((file, len, stamp(&facts)))
+}
+
+/// Maps a file for reading.
+fn map(file: &File, len: usize) -> Result<Mmap, GgufError> {
     // SAFETY: the mapping is read-only and never written through; the module documentation states that the file must
     // not shrink while it is mapped.
-    let map = unsafe { Mmap::map(&file) }.map_err(|error| match error.kind() {
-        ErrorKind::OutOfMemory => GgufError::AddressSpace { bytes },
+    unsafe { memmap2::MmapOptions::new().len(len).map(file) }.map_err(|error| match error.kind() {
+        ErrorKind::OutOfMemory => GgufError::AddressSpace { bytes: len as u64 },
         _ => GgufError::Io(error),
-    })?;
-    Ok((map, stamp))
+    })
 }

@@ -11,6 +11,7 @@ mod msgpack;
 pub mod nvrtc;
 mod settings;
 mod toolchain;
+mod workspace;
 
 pub use arch::Arch;
 pub use cache::CachedObject;
@@ -79,6 +80,7 @@ impl KernelCompiler {
         sources: &[DeviceSource<'_>],
         arch: &Arch,
     ) -> Vec<Result<Artifact, CompileError>> {
+        workspace::sweep(&std::env::temp_dir());
         let workers = std::thread::available_parallelism().map_or(1, usize::from).min(sources.len().max(1));
         let next = std::sync::atomic::AtomicUsize::new(0);
         let results = Mutex::new(BTreeMap::new());
@@ -138,16 +140,16 @@ impl KernelCompiler {
         arch: &Arch,
         toolchain: &Toolchain,
     ) -> Result<(Vec<u8>, String), CompileError> {
-        let folder = tempfile::Builder::new().prefix("spillway-kernel-").tempdir().map_err(|error| {
-            CompileError::io("creating a folder for the compiler", &std::env::temp_dir(), &error)
-        })?;
+        let folder = workspace::folder()?;
         for header in HEADERS {
             write(&folder.path().join(header.name), header.text)?;
         }
         let input = folder.path().join(format!("{}.hip", source.name));
         let output = folder.path().join("object");
         write(&input, source.text)?;
-        let run = toolchain.command(&input, &output).output();
+        let mut compiler = toolchain.command(&input, &output);
+        workspace::end_with_this_process(&mut compiler);
+        let run = compiler.output();
         let run =
             run.map_err(|error| CompileError::io("running the compiler", toolchain.program(), &error))?;
         let said = String::from_utf8_lossy(&run.stderr).trim().to_owned();

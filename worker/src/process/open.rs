@@ -4,11 +4,14 @@ use super::ProcessError;
 use super::stop::Stop;
 use crate::band::{Loaded, Rings, Worker};
 use spillway_model::file::ModelFile;
+use spillway_model::gguf::{FileStamp, stamp_of};
 use spillway_protocol::channel::Sender;
 use spillway_protocol::control::{FromWorker, LoadBand, LoadStats};
 use spillway_protocol::frame::FrameLimits;
 use spillway_protocol::status::StatusWriter;
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,6 +42,10 @@ pub(super) fn open<W: Worker>(
     stop: &Stop,
 ) -> Result<Served<W::Band>, ProcessError> {
     let start = Instant::now();
+    // Before it is read: another file may have come there that is not even a model.
+    if load.file_stamp.is_some_and(|stamp| is_another(&load.model, &stamp)) {
+        return Err(ProcessError::FileReplaced { path: load.model.clone() });
+    }
     let model = ModelFile::open(&load.model)?;
     let found = model.gguf().file_len() as u64;
     if found != load.file_bytes {
@@ -61,6 +68,14 @@ pub(super) fn open<W: Worker>(
     sender.send(&FromWorker::Loaded(LoadStats { load_ms, ..stats }))?;
     let ends = Ends { embed: load.stage.embed, head: load.stage.head };
     Ok(Served { band, ends, limits })
+}
+
+/// Whether a path does not name the file any more that it named. What else is wrong with it is found when it is opened.
+fn is_another(path: &Path, stamp: &FileStamp) -> bool {
+    match stamp_of(path) {
+        Ok(found) => found != *stamp,
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    }
 }
 
 /// Tells the coordinator how far the load is, not too often, and gives up when asked to stop.
