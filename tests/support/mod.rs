@@ -82,9 +82,10 @@ impl Ran {
     }
 }
 
-/// The program with arguments, not yet started.
+/// The program with arguments, not yet started; another build than that of the tests when `SPILLWAY_TEST_BINARY` names one.
 pub fn spillway<I: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = I>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spillway"));
+    let program = std::env::var_os("SPILLWAY_TEST_BINARY");
+    let mut command = Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_spillway").into()));
     // Not the settings of whoever runs the tests.
     command.args(args).env_remove("SPILLWAY_LOG").env("SPILLWAY_CONFIG", "/dev/null");
     command
