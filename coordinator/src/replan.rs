@@ -76,7 +76,7 @@ fn without(
         }
     };
     if left == 0 {
-        return Ok(on_cpu(request));
+        return Ok(request.without_gpus());
     }
     Ok(PlacementRequest {
         devices,
@@ -106,20 +106,6 @@ fn keep(list: &str, stays: &[bool]) -> String {
     }
     let kept = entries.into_iter().zip(stays).filter(|(_, stays)| **stays).map(|(entry, _)| entry);
     kept.collect::<Vec<_>>().join(",")
-}
-
-/// The request without GPUs.
-fn on_cpu(request: &PlacementRequest) -> PlacementRequest {
-    PlacementRequest {
-        cpu_workers: request.cpu_workers,
-        max_seq: request.max_seq,
-        threads: request.threads,
-        parallel: request.parallel,
-        kv_type: request.kv_type.clone(),
-        activations: request.activations.clone(),
-        chunk: request.chunk,
-        ..PlacementRequest::default()
-    }
 }
 
 #[cfg(test)]

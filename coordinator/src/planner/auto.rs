@@ -1,9 +1,11 @@
 //! `gpu_layer_budget` `auto`: of all numbers of resident layers, and of both ways to run the others unless the request names one,
 //! the placement whose tokens take the least time by measured speeds. Where speeds were not measured: as many layers as fit.
+//! Every GPU of the request is used, or none.
 
 use super::cost::{self, Picoseconds};
 use super::request::{Offload, Wishes};
 use super::{Machine, ModelSummary, PlacementRequest, Plan, Refusal, bytes, place};
+use std::cmp::Reverse;
 
 /// By how much rounding may put a bound above the time that it bounds: a picosecond for each of very many stages.
 const ROUNDING: u128 = 1000;
@@ -26,10 +28,10 @@ pub(super) fn best(
     request: &PlacementRequest,
     wishes: &Wishes,
 ) -> Result<Plan, Refusal> {
-    if wishes.speeds.is_none() || machine.memory_bandwidth.is_none() {
-        return most(model, machine, wishes);
-    }
     let ways = ways(model, machine, request, wishes);
+    if wishes.speeds.is_none() || machine.memory_bandwidth.is_none() {
+        return most(model, machine, wishes, &ways);
+    }
     let mut candidates: Vec<Candidate<'_>> =
         ways.iter().flat_map(|wishes| candidates(model, machine, wishes)).collect();
     // The sort is stable: of equal bounds the earlier way, and more resident layers, come first.
@@ -55,11 +57,15 @@ pub(super) fn best(
     }
 }
 
-/// As many resident layers as fit.
-fn most(model: &ModelSummary, machine: &Machine, wishes: &Wishes) -> Result<Plan, Refusal> {
+/// As many resident layers as fit, in the first of the ways in which so many do.
+fn most(model: &ModelSummary, machine: &Machine, wishes: &Wishes, ways: &[Wishes]) -> Result<Plan, Refusal> {
+    let counts = |way| resident_counts(model, way).map(move |resident| (way, resident));
+    let mut candidates: Vec<(&Wishes, usize)> = ways.iter().flat_map(counts).collect();
+    // The sort is stable.
+    candidates.sort_by_key(|(_, resident)| Reverse(*resident));
     let mut refusals = Vec::new();
-    for resident in resident_counts(model, wishes) {
-        match place(model, machine, wishes, resident) {
+    for (way, resident) in candidates {
+        match place(model, machine, way, resident) {
             Ok(plan) => {
                 let reason = "; auto, without measured speeds: as many as fit";
                 return Ok(with_reason(plan, reason));
@@ -90,10 +96,8 @@ fn ways(model: &ModelSummary, machine: &Machine, request: &PlacementRequest, wis
     if wishes.offload_is_open {
         ways.push(Wishes { offload: Offload::Cpu, ..wishes.clone() });
     }
-    // What a budget of 0 means; not every request may have one.
-    let (gpu_layer_budget, offload_exec) = (Some("0".to_owned()), Some("cpu".to_owned()));
-    let without = PlacementRequest { gpu_layer_budget, offload_exec, ..request.clone() };
-    ways.extend(without.read(model, &machine.gpus));
+    // What the request says of GPUs does not keep the CPU from being the faster one.
+    ways.extend(request.without_gpus().read(model, &machine.gpus));
     ways
 }
 
@@ -146,10 +150,13 @@ fn because(machine: &Machine, wishes: &Wishes, time: Picoseconds) -> String {
     };
     let speeds = wishes.speeds.as_deref().unwrap_or_default();
     let mut measured: Vec<String> = wishes.seats.iter().zip(speeds).map(gpu).collect();
+    let gpus = if measured.len() == 1 { "1 GPU".to_owned() } else { format!("{} GPUs", measured.len()) };
     measured.extend(machine.memory_bandwidth.map(|speed| format!("the CPU {}/s", bytes(speed))));
+    let without = wishes.offload_is_open || wishes.offload == Offload::Cpu;
     format!(
-        "; auto: nothing else that fits is faster than about {:.1} ms a token, as was measured: {}",
+        "; auto: about {:.1} ms a token, the least of every budget that fits with {gpus}{}, as was measured: {}",
         time.milliseconds(),
+        if without { " and of the CPU alone" } else { "" },
         measured.join(", ")
     )
 }

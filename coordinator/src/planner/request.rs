@@ -129,6 +129,20 @@ impl PlacementRequest {
         DeviceWish::read(self.devices.as_deref())
     }
 
+    /// The same wishes for CPU workers alone: what is about GPUs is left out.
+    pub(crate) fn without_gpus(&self) -> PlacementRequest {
+        PlacementRequest {
+            cpu_workers: self.cpu_workers,
+            max_seq: self.max_seq,
+            threads: self.threads,
+            parallel: self.parallel,
+            kv_type: self.kv_type.clone(),
+            activations: self.activations.clone(),
+            chunk: self.chunk,
+            ..PlacementRequest::default()
+        }
+    }
+
     /// Whether measured speeds of GPUs decide anything.
     pub fn asks_for_speed(&self) -> bool {
         self.asks_for_host_speed() || written(&self.split) == Some("auto")

@@ -54,6 +54,29 @@ fn nothing_spills_that_fits_unless_the_gpu_is_the_slower_one() {
     assert_eq!(homes(&over_the_bus), [0, 64, 0]);
 }
 
+/// What a request says of GPUs does not keep layers from a CPU that is faster.
+#[test]
+fn the_cpu_alone_is_weighed_whatever_is_said_of_gpus() {
+    let fast = measured(&[8000, 8000], 25_000, 400_000);
+    let place = |request: PlacementRequest| plan(&model(64), &fast, &request).unwrap();
+    for request in [
+        PlacementRequest { vram_limit: text("4GiB"), ..auto("0,1") },
+        PlacementRequest { split: text("auto"), ..auto("0,1") },
+        PlacementRequest { split: text("bytes:4GiB,4GiB"), ..auto("0,1") },
+        PlacementRequest { pp: Some(2), ..auto("0,1") },
+        PlacementRequest { offload_exec: text("cpu"), vram_limit: text("4GiB"), ..auto("0") },
+    ] {
+        let alone = place(request.clone());
+        assert_eq!((homes(&alone), alone.stages.len()), ([0, 0, 64], 1), "{request:?}");
+    }
+    let workers = PlacementRequest { pp: Some(1), cpu_workers: Some(3), ..auto("0,1") };
+    assert_eq!(counts(&place(workers)), [22, 21, 21]);
+    let why = |request| place(request).stages[0].why.clone();
+    assert!(why(auto("0,1")).contains("every budget that fits with 2 GPUs and of the CPU alone"));
+    let on_bus = why(PlacementRequest { offload_exec: text("pcie"), ..auto("0") });
+    assert!(on_bus.contains("fits with 1 GPU, as was measured"), "the CPU was not asked for: {on_bus}");
+}
+
 #[test]
 fn the_reason_has_the_numbers_it_was_found_by() {
     let plan = plan(&model(64), &measured(&[500, 500], 25_600, 61_440), &auto("0,1")).unwrap();
@@ -86,6 +109,20 @@ fn time_is_that_of_bytes_at_the_share_of_the_speed_that_is_reached() {
     assert_eq!(token_time(&plan(&bare, &host, &on("0")).unwrap(), &machine()), None, "not measured");
 }
 
+/// Keys and values of layers that a GPU reads stay with it, so that more of them fit where the CPU runs the others.
+#[test]
+fn without_measured_speeds_every_way_is_tried() {
+    let place = |mib, more: PlacementRequest| plan(&model(64), &with_gpus_of(&[mib]), &more);
+    let long = || PlacementRequest { max_seq: Some(1024), ..auto("0") };
+    let pcie = || PlacementRequest { offload_exec: text("pcie"), ..long() };
+    assert!(place(130, pcie()).is_err());
+    let [on_device, mapped, on_cpu] = homes(&place(130, long()).unwrap());
+    assert!(on_device > 0 && mapped == 0 && on_cpu > 0);
+    // The head alone is too much for the card.
+    assert_eq!(homes(&place(20, long()).unwrap()), [0, 0, 64]);
+    assert_eq!(homes(&place(8000, long()).unwrap()), [64, 0, 0]);
+}
+
 #[test]
 fn what_would_fit_is_told_when_no_budget_does() {
     let refused = |machine: &Machine, request: &PlacementRequest| {
@@ -95,7 +132,8 @@ fn what_would_fit_is_told_when_no_budget_does() {
     };
     // Keys and values of 64 layers stay with the first GPU unless layers go to the CPU.
     let unmeasured = with_gpus_of(&[130]);
-    let (advice, sentence) = refused(&unmeasured, &PlacementRequest { max_seq: Some(1024), ..auto("0") });
+    let request = PlacementRequest { max_seq: Some(1024), gpu_layer_budget: None, ..auto("0") };
+    let (advice, sentence) = refused(&unmeasured, &request);
     assert!(advice.on_cpu && advice.budget.is_some() && !advice.no_budget, "{advice:?}");
     assert!(sentence.contains("with offload_exec `cpu` would fit"), "{sentence}");
     // The head alone is too much.

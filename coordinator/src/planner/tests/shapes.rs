@@ -223,7 +223,9 @@ fn real_shapes_fit_where_arithmetic_says_so() {
             (Err(Refusal::Memory(shortage)), Err(range)) => {
                 let resident = shortage.advice.budget.unwrap();
                 assert!(range.contains(&resident), "{which}: {resident} of {range:?}");
-                let auto = place(Some("auto")).unwrap();
+                let pcie = |request| PlacementRequest { offload_exec: text("pcie"), ..request };
+                let request = pcie(ask(count, context, Some("auto")));
+                let auto = plan(&shape.summary(), &cards(count, gib), &request).unwrap();
                 let on_device = auto.stages.iter().flat_map(|stage| &stage.residency);
                 assert_eq!(on_device.filter(|home| **home == Residency::Device).count(), resident, "{which}");
             }
