@@ -88,7 +88,7 @@ pub(super) fn check_difference(
     let tolerance = tolerance.map(str::trim).filter(|text| !text.is_empty());
     let tolerance = tolerance.map_or(Ok(TOLERANCE), |text| {
         let unreadable = || Refusal::ToleranceUnreadable { asked: text.into() };
-        size::read(&format!("{text}GB")).ok_or_else(unreadable)
+        read_tolerance(text).ok_or_else(unreadable)
     })?;
     let (Some(least), Some(most)) =
         (seats.iter().min_by_key(|seat| seat.free), seats.iter().max_by_key(|seat| seat.free))
@@ -106,6 +106,17 @@ pub(super) fn check_difference(
         most_free: most.free,
         tolerance,
     })
+}
+
+/// Reads a number of GB, as settings allow it, into bytes.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "more than all bytes there are is all of them"
+)]
+fn read_tolerance(text: &str) -> Option<u64> {
+    let gigabytes: f64 = text.parse().ok()?;
+    (gigabytes.is_finite() && gigabytes >= 0.0).then(|| (gigabytes * 1e9).round() as u64)
 }
 
 fn in_words(gpu: &Gpu) -> String {
