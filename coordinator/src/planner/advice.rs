@@ -1,8 +1,8 @@
-//! What would fit where a request does not. Everything that is said here was tried.
+//! What would fit where a request does not. Everything that is said here was tried, as a request that a user may make.
 
 use super::auto::resident_counts;
 use super::request::{Budget, Division, Offload, Wishes};
-use super::{Machine, ModelSummary, Refusal, Shortage, place};
+use super::{Machine, ModelSummary, PlacementRequest, Refusal, Shortage, place_as};
 use spillway_protocol::plan::KV_BLOCK_TOKENS;
 
 /// What a user could ask for instead.
@@ -12,7 +12,9 @@ pub struct Advice {
     pub budget: Option<usize>,
     /// Whether it would only with the others on the CPU.
     pub on_cpu: bool,
-    /// Layers may spill, but no number of resident ones fits.
+    /// Whether a budget of `auto` would fit where no number of layers does: it may leave the GPUs out.
+    pub auto: bool,
+    /// Layers may spill, but no number of resident ones fits, and `auto` does not.
     pub no_budget: bool,
     /// Whether shares by memory would fit where equal ones do not.
     pub split: bool,
@@ -28,7 +30,11 @@ impl std::fmt::Display for Advice {
         }
         if let Some(layers) = self.budget {
             let how = if self.on_cpu { " with offload_exec `cpu`" } else { "" };
-            write!(f, "; gpu_layer_budget {layers}{how} would fit, the other layers spill")?;
+            let spilled = if layers == 0 { "all layers" } else { "the other layers" };
+            write!(f, "; gpu_layer_budget {layers}{how} would fit, {spilled} spill")?;
+        }
+        if self.auto {
+            f.write_str("; gpu_layer_budget `auto` would fit")?;
         }
         if self.no_budget {
             f.write_str("; no gpu_layer_budget would fit, `auto` neither")?;
@@ -45,25 +51,30 @@ pub(super) fn with_advice(
     refusal: Refusal,
     model: &ModelSummary,
     machine: &Machine,
+    request: &PlacementRequest,
     wishes: &Wishes,
 ) -> Refusal {
     let Refusal::Memory(shortage) = refusal else { return refusal };
-    let search = Search { model, machine };
-    let resident = search.asked(wishes);
+    let search = Search { model, machine, request };
     let may_spill = !wishes.seats.is_empty() && !matches!(wishes.division, Division::Explicit(_));
-    let as_asked = if may_spill { search.most_that_fits(wishes) } else { None };
-    let on_cpu = Wishes { offload: Offload::Cpu, ..wishes.clone() };
-    let moved = if may_spill && as_asked.is_none() { search.most_that_fits(&on_cpu) } else { None };
-    let weighted = Wishes { division: Division::Weighted, ..wishes.clone() };
+    let as_asked = if may_spill { search.largest_budget(None) } else { None };
+    let try_cpu = may_spill && as_asked.is_none() && wishes.offload == Offload::Pcie;
+    let moved = if try_cpu { search.largest_budget(Some("cpu")) } else { None };
+    let budget = as_asked.or(moved);
+    let auto = may_spill && budget.is_none() && wishes.budget != Budget::Auto && search.auto_fits();
+    // A GPU that shares the host's memory may have no budget; then none is spoken of.
+    let integrated = wishes.seats.iter().any(|seat| machine.gpus.gpus[seat.gpu].integrated);
+    let asked = search.with_fewest(wishes);
     let advice = Advice {
-        budget: as_asked.or(moved),
+        budget,
         on_cpu: moved.is_some(),
-        no_budget: may_spill && as_asked.or(moved).is_none(),
+        auto,
+        no_budget: may_spill && !integrated && budget.is_none() && !auto,
         split: may_spill
             && wishes.division == Division::Uniform
             && wishes.seats.len() > 1
-            && search.fits(&weighted, resident),
-        context: search.longest_that_fits(wishes, resident),
+            && search.accepts(&PlacementRequest { split: Some("auto".into()), ..asked.clone() }),
+        context: search.longest_that_fits(&asked, wishes.max_seq),
     };
     Refusal::Memory(Box::new(Shortage { advice, ..*shortage }))
 }
@@ -72,35 +83,47 @@ pub(super) fn with_advice(
 struct Search<'a> {
     model: &'a ModelSummary,
     machine: &'a Machine,
+    request: &'a PlacementRequest,
 }
 
 impl Search<'_> {
-    fn fits(self, wishes: &Wishes, resident: usize) -> bool {
-        place(self.model, self.machine, wishes, resident).is_ok()
+    fn accepts(self, request: &PlacementRequest) -> bool {
+        let wishes = request.read(self.model, &self.machine.gpus);
+        wishes.is_ok_and(|wishes| place_as(self.model, self.machine, request, &wishes).is_ok())
     }
 
-    /// Resident layers that the request asks for: the fewest, if it leaves the number open.
-    fn asked(self, wishes: &Wishes) -> usize {
-        match wishes.budget {
-            Budget::All => self.model.layers.len(),
-            Budget::Layers(count) => count,
-            Budget::Auto => resident_counts(self.model, wishes).next_back().unwrap_or_default(),
-        }
+    /// The request, with the fewest resident layers where it leaves the number open: what fits so, fits `auto`.
+    fn with_fewest(self, wishes: &Wishes) -> PlacementRequest {
+        let fewest = || resident_counts(self.model, wishes).next_back().unwrap_or_default().to_string();
+        let gpu_layer_budget = match wishes.budget {
+            Budget::Auto => Some(fewest()),
+            Budget::All | Budget::Layers(_) => self.request.gpu_layer_budget.clone(),
+        };
+        PlacementRequest { gpu_layer_budget, ..self.request.clone() }
     }
 
-    /// The largest number of resident layers that fits, if any.
-    fn most_that_fits(self, wishes: &Wishes) -> Option<usize> {
-        resident_counts(self.model, wishes).find(|&resident| self.fits(wishes, resident))
+    /// The largest number of resident layers that fits, if any, with the others where the request says or `offload` does.
+    fn largest_budget(self, offload: Option<&str>) -> Option<usize> {
+        let offload_exec = offload.map(str::to_owned).or_else(|| self.request.offload_exec.clone());
+        let with = |budget: usize| PlacementRequest {
+            gpu_layer_budget: Some(budget.to_string()),
+            offload_exec: offload_exec.clone(),
+            ..self.request.clone()
+        };
+        (0..=self.model.layers.len()).rev().find(|&budget| self.accepts(&with(budget)))
+    }
+
+    fn auto_fits(self) -> bool {
+        self.accepts(&PlacementRequest { gpu_layer_budget: Some("auto".into()), ..self.request.clone() })
     }
 
     /// The longest context that fits with everything else as it was asked for, if any: whole KV blocks.
-    fn longest_that_fits(self, wishes: &Wishes, resident: usize) -> Option<usize> {
+    fn longest_that_fits(self, asked: &PlacementRequest, max_seq: usize) -> Option<usize> {
         let fits = |blocks: usize| {
-            let shorter = Wishes { max_seq: blocks * KV_BLOCK_TOKENS, ..wishes.clone() };
-            self.fits(&shorter, resident)
+            self.accepts(&PlacementRequest { max_seq: Some(blocks * KV_BLOCK_TOKENS), ..asked.clone() })
         };
         // More context never takes less memory, so the answer is found by halving.
-        let (mut fitting, mut failing) = (0, wishes.max_seq.div_ceil(KV_BLOCK_TOKENS));
+        let (mut fitting, mut failing) = (0, max_seq.div_ceil(KV_BLOCK_TOKENS));
         while failing - fitting > 1 {
             let middle = fitting + (failing - fitting) / 2;
             if fits(middle) { fitting = middle } else { failing = middle }

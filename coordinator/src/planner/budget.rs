@@ -14,6 +14,8 @@ struct Pool {
     /// For messages; empty for the host.
     place: String,
     available: u64,
+    /// The option that allows no more, if more is free.
+    limited_by: Option<&'static str>,
     /// The device, by its place in the survey; `None` is the host.
     device: Option<usize>,
 }
@@ -52,20 +54,17 @@ pub(super) fn fit(
         more = more.min(usize::try_from(spare).unwrap_or(usize::MAX));
     }
     let limits = Limits { kv_blocks: one + more, ..least };
-    check_pinned(model, machine, &limits, bands)?;
+    check_pinned(bands.iter().map(|band| layout::stage_bytes(model, &limits, band)), machine)?;
     Ok(limits)
 }
 
 /// Keeps layers that devices read from host memory within the part of it that may be page-locked.
-fn check_pinned(
-    model: &ModelSummary,
+pub(super) fn check_pinned(
+    stages: impl Iterator<Item = StageBytes>,
     machine: &Machine,
-    limits: &Limits,
-    bands: &[Band],
 ) -> Result<(), Refusal> {
-    let bytes = bands.iter().map(|band| layout::stage_bytes(model, limits, band));
     let (mapped, pinned) =
-        bytes.fold((0, 0), |(mapped, pinned), bytes| (mapped + bytes.mapped, pinned + bytes.pinned));
+        stages.fold((0, 0), |(mapped, pinned), bytes| (mapped + bytes.mapped, pinned + bytes.pinned));
     let cap = machine.available_bytes / PINNED_SHARE;
     if mapped == 0 || mapped + pinned <= cap {
         return Ok(());
@@ -75,7 +74,8 @@ fn check_pinned(
 
 /// The host's memory and that of every device in use.
 fn pools(machine: &Machine, wishes: &Wishes, bands: &[Band]) -> Vec<Pool> {
-    let host = Pool { place: String::new(), available: machine.available_bytes, device: None };
+    let host =
+        Pool { place: String::new(), available: machine.available_bytes, limited_by: None, device: None };
     let in_use = |band: &Band| match band.processor {
         Processor::Gpu(seat) => Some(wishes.seats[seat].gpu),
         Processor::Cpu(_) => None,
@@ -88,7 +88,9 @@ fn pools(machine: &Machine, wishes: &Wishes, bands: &[Band]) -> Vec<Pool> {
         let seats = wishes.seats.iter().filter(|seat| seat.gpu == index);
         let usable = seats.clone().map(super::seats::Seat::usable).min().unwrap_or(0);
         let rooms = seats.fold(0u64, |sum, seat| sum.saturating_add(seat.room()));
+        let limited = wishes.seats.iter().any(|seat| seat.gpu == index && seat.free < gpu.free_bytes);
         Pool {
+            limited_by: if rooms < usable { Some("split") } else { limited.then_some("vram_limit") },
             place: format!(" of device {} ({})", gpu.device.index, gpu.device.name),
             available: usable.min(rooms),
             device: Some(index),
@@ -133,6 +135,7 @@ impl Pool {
             advice: Advice::default(),
             needed: charges.private(),
             available: self.available,
+            limited_by: self.limited_by,
             weights: charges.weights + charges.mapped,
             kv: charges.kv,
             kv_tokens: limits.max_seq,

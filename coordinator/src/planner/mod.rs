@@ -18,6 +18,7 @@ mod replay;
 mod request;
 mod rings;
 mod seats;
+mod shortage;
 mod size;
 mod split;
 mod summary;
@@ -27,7 +28,7 @@ pub use advice::Advice;
 pub use gpus::{DeviceWish, Gpu, GpuSurvey};
 use layout::{Band, Processor};
 pub use machine::{Machine, NumaNode};
-pub use refusal::{Refusal, Shortage};
+pub use refusal::Refusal;
 pub use render::{bytes, table};
 pub use replay::{Difference, diff, differences, replay};
 pub use request::PlacementRequest;
@@ -37,6 +38,7 @@ pub(crate) use request::{DEFAULT_MAX_SEQ, DEFAULT_PARALLEL};
 pub(crate) use request::{DEFAULT_STEP, MAX_PARALLEL, MAX_STAGES, MAX_STEP, MAX_THREADS, read_layer_list};
 pub(crate) use rings::RING_SLOTS;
 pub(crate) use seats::TOLERANCE;
+pub use shortage::Shortage;
 pub(crate) use size::read as read_size;
 use spillway_protocol::plan::{Execution, PLAN_VERSION, Plan, Residency, Stage};
 pub use summary::{GpuSizes, LayerSizes, ModelSummary};
@@ -44,12 +46,22 @@ pub use summary::{GpuSizes, LayerSizes, ModelSummary};
 /// Decides which process runs which layers. Pure: the same arguments give the same plan.
 pub fn plan(model: &ModelSummary, machine: &Machine, request: &PlacementRequest) -> Result<Plan, Refusal> {
     let wishes = request.read(model, &machine.gpus)?;
-    let placed = match wishes.budget {
-        Budget::All => place(model, machine, &wishes, model.layers.len()),
-        Budget::Layers(count) => place(model, machine, &wishes, count),
-        Budget::Auto => auto::best(model, machine, request, &wishes),
-    };
-    placed.map_err(|refusal| advice::with_advice(refusal, model, machine, &wishes))
+    place_as(model, machine, request, &wishes)
+        .map_err(|refusal| advice::with_advice(refusal, model, machine, request, &wishes))
+}
+
+/// A plan for a request that has been read as `wishes`.
+fn place_as(
+    model: &ModelSummary,
+    machine: &Machine,
+    request: &PlacementRequest,
+    wishes: &Wishes,
+) -> Result<Plan, Refusal> {
+    match wishes.budget {
+        Budget::All => place(model, machine, wishes, model.layers.len()),
+        Budget::Layers(count) => place(model, machine, wishes, count),
+        Budget::Auto => auto::best(model, machine, request, wishes),
+    }
 }
 
 /// A plan with the last `resident` layers in GPUs' memory.

@@ -1,6 +1,6 @@
 //! Why a placement is refused: one variant per condition, with its code and its sentence.
 
-use super::advice::Advice;
+use super::shortage::Shortage;
 use thiserror::Error;
 
 /// A placement that cannot be had. Nothing has been touched when it is returned.
@@ -115,6 +115,15 @@ pub enum Refusal {
         "{field} is about GPUs, but no GPU is part of this placement (devices: none); leave it out, or name devices"
     )]
     NeedsGpu {
+        /// The option.
+        field: &'static str,
+    },
+    /// An option about GPUs where the request names some and uses none.
+    #[error(
+        "{field} is about GPUs, but gpu_layer_budget 0 with offload_exec `cpu` leaves none of those that are named in this \
+         placement; leave it out, or use a larger budget"
+    )]
+    GpusUnused {
         /// The option.
         field: &'static str,
     },
@@ -404,44 +413,6 @@ pub enum Refusal {
     Memory(Box<Shortage>),
 }
 
-/// The arithmetic of a placement that does not fit.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error(
-    "the placement needs {} of memory{place} (weights {}, KV cache {} for {} tokens, states {}, scratch {}, buffers {}), but \
-     {} are available: {} too little; use a smaller file, or lower max_seq ({}), parallel ({}) or the step size ({}){}",
-    bytes(.needed), bytes(.weights), bytes(.kv), kv_tokens, bytes(.state), bytes(.scratch), bytes(.buffers),
-    bytes(.available), bytes(&needed.saturating_sub(*.available)), max_seq, parallel, step,
-    advice
-)]
-pub struct Shortage {
-    /// Which memory: ` of device 0 (its name)`; empty for the host's.
-    pub place: String,
-    /// What would fit.
-    pub advice: Advice,
-    /// Sum of everything below.
-    pub needed: u64,
-    /// Available memory.
-    pub available: u64,
-    /// Weights of all stages.
-    pub weights: u64,
-    /// KV cache for `kv_tokens`.
-    pub kv: u64,
-    /// Tokens of one full sequence, the least a plan provides for.
-    pub kv_tokens: usize,
-    /// Recurrent states of all slots.
-    pub state: u64,
-    /// Activations.
-    pub scratch: u64,
-    /// Rings between the stages, and page-locked memory for copies to and from devices.
-    pub buffers: u64,
-    /// Longest sequence.
-    pub max_seq: usize,
-    /// State slots.
-    pub parallel: usize,
-    /// Tokens of the largest step.
-    pub step: usize,
-}
-
 fn bytes(count: &u64) -> String {
     super::render::bytes(*count)
 }
@@ -461,7 +432,7 @@ impl Refusal {
             Refusal::ToleranceUnreadable { .. } => "uniform_vram_tolerance_unreadable",
             Refusal::SplitUnknown { .. } => "split_unknown",
             Refusal::SplitWithPpLayers => "split_with_pp_layers",
-            Refusal::NeedsGpu { .. } => "needs_gpu",
+            Refusal::NeedsGpu { .. } | Refusal::GpusUnused { .. } => "needs_gpu",
             Refusal::SizeUnreadable { .. } => "size_unreadable",
             Refusal::SizeCount { .. } => "size_count",
             Refusal::PpBeyondDevices { .. } => "pp_beyond_devices",

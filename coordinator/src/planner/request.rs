@@ -159,6 +159,9 @@ impl PlacementRequest {
         let budget = self.read_budget(!gpus.is_empty(), model.layers.len())?;
         let offload = self.read_offload(!gpus.is_empty(), &mut warnings)?;
         let idle = budget == Budget::Layers(0) && offload == Offload::Cpu;
+        if idle && !gpus.is_empty() {
+            self.check_unused()?;
+        }
         let mut seats = seats::seats(if idle { &[] } else { &gpus }, survey, self)?;
         let parallel = in_range("parallel", self.parallel, DEFAULT_PARALLEL, MAX_PARALLEL)?;
         let max_seq = self.read_max_seq(model.model.context_length)?;
@@ -186,6 +189,16 @@ impl PlacementRequest {
             peer_copies: self.read_peer_copies()?,
             warnings,
         })
+    }
+
+    /// Refuses what is said of GPUs that are named and not used.
+    fn check_unused(&self) -> Result<(), Refusal> {
+        let split = written(&self.split).filter(|split| *split != "uniform");
+        let about_gpus = [("vram_limit", written(&self.vram_limit)), ("split", split)];
+        match about_gpus.into_iter().find(|(_, said)| said.is_some()) {
+            Some((field, _)) => Err(Refusal::GpusUnused { field }),
+            None => Ok(()),
+        }
     }
 
     fn read_peer_copies(&self) -> Result<bool, Refusal> {

@@ -136,9 +136,20 @@ fn what_would_fit_is_told_when_no_budget_does() {
     let (advice, sentence) = refused(&unmeasured, &request);
     assert!(advice.on_cpu && advice.budget.is_some() && !advice.no_budget, "{advice:?}");
     assert!(sentence.contains("with offload_exec `cpu` would fit"), "{sentence}");
-    // The head alone is too much.
+    // The head alone is too much for the card, and both are for a poor host.
     let tiny = with_gpus_of(&[20]);
-    let (advice, sentence) = refused(&tiny, &PlacementRequest { gpu_layer_budget: None, ..auto("0") });
+    let all = PlacementRequest { gpu_layer_budget: None, ..auto("0") };
+    let (_, sentence) = refused(&tiny, &all);
+    assert!(sentence.contains("gpu_layer_budget 0 with offload_exec `cpu` would fit, all layers spill"));
+    let zero = PlacementRequest { gpu_layer_budget: text("0"), offload_exec: text("cpu"), ..all.clone() };
+    assert!(plan(&model(64), &tiny, &zero).is_ok());
+    // No number of layers goes with a limit that would be about no GPU.
+    let limited = PlacementRequest { vram_limit: text("20MiB"), ..all.clone() };
+    let (advice, sentence) = refused(&tiny, &limited);
+    assert!(advice.auto && sentence.contains("gpu_layer_budget `auto` would fit"), "{sentence}");
+    let limited = PlacementRequest { gpu_layer_budget: text("auto"), ..limited };
+    assert!(plan(&model(64), &tiny, &limited).is_ok());
+    let (advice, sentence) = refused(&Machine { available_bytes: 20 * MIB, ..tiny }, &all);
     assert!(
         advice.no_budget && sentence.contains("no gpu_layer_budget would fit, `auto` neither"),
         "{sentence}"
@@ -149,6 +160,18 @@ fn what_would_fit_is_told_when_no_budget_does() {
     let (advice, sentence) = refused(&uneven, &request);
     assert!(advice.split && sentence.contains("split `auto` would fit"), "{sentence}");
     assert!(plan(&model(64), &uneven, &PlacementRequest { split: text("auto"), ..request }).is_ok());
+}
+
+/// A GPU whose memory is the host's may have no budget but none at all.
+#[test]
+fn no_budget_is_spoken_of_where_none_is_allowed() {
+    let mut machine = with_gpus_of(&[370]);
+    machine.gpus.gpus[0].integrated = true;
+    let request = PlacementRequest { gpu_layer_budget: None, ..auto("0") };
+    let sentence = |machine: &Machine| plan(&model(64), machine, &request).unwrap_err().to_string();
+    assert!(sentence(&machine).contains("gpu_layer_budget 0 with offload_exec `cpu` would fit"));
+    machine.available_bytes = 370 * MIB;
+    assert!(!sentence(&machine).contains("gpu_layer_budget"), "{}", sentence(&machine));
 }
 
 fn with_gpus_of(mib: &[u64]) -> Machine {

@@ -163,6 +163,8 @@ fn every_refusal_of_a_gpu_says_what_is_wrong() {
     uneven.gpus.gpus[1].free_bytes = (8 << 30) - 2_000_000_001;
     let poor = Machine { available_bytes: 600 * MIB, ..with_gpus(8 << 30) };
     let with = |devices| on(devices);
+    let idle =
+        |devices| PlacementRequest { gpu_layer_budget: text("0"), offload_exec: text("cpu"), ..on(devices) };
     let table: Vec<(&Machine, PlacementRequest, &str, &[&str])> = vec![
         (&nothing, on("0"), "no_gpu", &["install the driver", "--devices none"]),
         (&nothing, on("all"), "no_gpu", &["install the driver"]),
@@ -183,6 +185,18 @@ fn every_refusal_of_a_gpu_says_what_is_wrong() {
             PlacementRequest { uniform_vram_tolerance_gb: text("some"), ..with("0,1") },
             "uniform_vram_tolerance_unreadable",
             &["`some`"],
+        ),
+        (
+            &some,
+            PlacementRequest { uniform_vram_tolerance_gb: text("-1"), ..with("0,1") },
+            "uniform_vram_tolerance_unreadable",
+            &["`-1`"],
+        ),
+        (
+            &uneven,
+            PlacementRequest { uniform_vram_tolerance_gb: text("1e-10"), ..with("0,1") },
+            "vram_difference",
+            &["more than 0 B apart"],
         ),
         (
             &some,
@@ -263,6 +277,13 @@ fn every_refusal_of_a_gpu_says_what_is_wrong() {
             &["one of them"],
         ),
         (&some, PlacementRequest { pp_layers: text("8"), ..on("0,1") }, "pp_layers_count", &["1 entries"]),
+        (
+            &some,
+            PlacementRequest { vram_limit: text("1GiB"), ..idle("0") },
+            "needs_gpu",
+            &["vram_limit", "gpu_layer_budget 0 with offload_exec `cpu`", "larger budget"],
+        ),
+        (&some, PlacementRequest { split: text("auto"), ..idle("0,1") }, "needs_gpu", &["split", "budget 0"]),
     ];
     let deep = ModelSummary { layers: vec![model(1).layers[0].clone(); 40], ..model(40) };
     for (machine, request, code, words) in table {
@@ -294,6 +315,8 @@ fn what_is_accepted_explicitly_is_not_refused() {
     assert_eq!(plan(&model(9), &machine, &request).unwrap_err().code(), "vram_difference");
     for accepted in [
         PlacementRequest { uniform_vram_tolerance_gb: text("4.3"), ..request.clone() },
+        PlacementRequest { uniform_vram_tolerance_gb: text("4.29496729600001"), ..request.clone() },
+        PlacementRequest { uniform_vram_tolerance_gb: text("1e30"), ..request.clone() },
         PlacementRequest { pp_layers: text("5,4"), ..request.clone() },
         PlacementRequest { split: text("auto"), ..request.clone() },
         PlacementRequest { vram_limit: text("4GiB"), ..request },
@@ -403,4 +426,52 @@ fn a_context_that_fits_is_named_where_one_does_not() {
     let with_context =
         |max_seq| plan(&model(64), &machine, &PlacementRequest { max_seq: Some(max_seq), ..request.clone() });
     assert!(with_context(context).is_ok() && with_context(context + 32).is_err());
+}
+
+/// A context shorter than the usual step takes a smaller step.
+#[test]
+fn a_context_below_the_step_is_found_with_its_own_step() {
+    let machine = with_gpus(8 << 30);
+    let with = |limit: u64, max_seq| PlacementRequest {
+        vram_limit: Some(limit.to_string()),
+        max_seq: Some(max_seq),
+        parallel: Some(1),
+        ..on("0")
+    };
+    let needed = plan(&model(8), &machine, &with(8 << 30, 64)).unwrap().stages[0].bytes.of_processor();
+    // Room for a context of 64 tokens and what is the driver's.
+    let limit = needed + needed / 60;
+    let Refusal::Memory(shortage) = plan(&model(8), &machine, &with(limit, 4096)).unwrap_err() else {
+        panic!("memory is too small")
+    };
+    let context = shortage.advice.context.unwrap();
+    assert!((64..512).contains(&context), "{context}");
+    assert!(plan(&model(8), &machine, &with(limit, context)).is_ok());
+}
+
+#[test]
+fn a_shortage_says_what_allows_no_more_and_what_can_be_lower() {
+    let sentence =
+        |request: PlacementRequest| plan(&model(64), &with_gpus(8 << 30), &request).unwrap_err().to_string();
+    let split = sentence(PlacementRequest { split: text("bytes:300MiB"), ..on("0,1") });
+    assert!(split.contains("but split allows 300.0 MiB: ") && !split.contains("available"), "{split}");
+    let limit = sentence(PlacementRequest { vram_limit: text("64MiB"), ..on("0") });
+    assert!(limit.contains("but vram_limit allows 63.0 MiB: "), "{limit}");
+    let few = sentence(PlacementRequest {
+        vram_limit: text("64MiB"),
+        parallel: Some(1),
+        chunk: Some(1),
+        ..on("0")
+    });
+    assert!(
+        few.contains("use a smaller file, or lower max_seq (4096)") && !few.contains("parallel ("),
+        "{few}"
+    );
+    let poor = Machine { available_bytes: MIB, ..machine() };
+    let none = PlacementRequest { max_seq: Some(1), parallel: Some(1), ..Default::default() };
+    let refusal = plan(&model(64), &poor, &none).unwrap_err().to_string();
+    assert!(
+        refusal.contains("1.0 MiB are available") && refusal.ends_with("use a smaller file"),
+        "{refusal}"
+    );
 }
