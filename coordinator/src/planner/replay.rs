@@ -1,5 +1,6 @@
 //! Plans that were made before: whether one still holds, and how two differ.
 
+use super::budget;
 use super::layout::{self, Band, Processor};
 use super::request::{MAX_PARALLEL, MAX_STEP, MAX_THREADS};
 use super::{Gpu, Machine, ModelSummary, Refusal, bytes};
@@ -128,14 +129,14 @@ fn check_memory(saved: &Plan, machine: &Machine) -> Result<(), Refusal> {
     });
     match of_devices.chain([of_host]).find(|(_, needed, available)| needed > available) {
         Some((place, needed, available)) => Err(Refusal::PlanMemory { place, needed, available }),
-        None => Ok(()),
+        None => budget::check_pinned(saved.stages.iter().map(|stage| stage.bytes), machine),
     }
 }
 
-/// The device of the plan, which must be the same in every respect but its number.
+/// The device of the plan, which must be the same in every respect but its number, and usable.
 fn find<'m>(planned: &GpuDevice, machine: &'m Machine) -> Result<&'m Gpu, Refusal> {
     let same = |gpu: &&Gpu| GpuDevice { index: planned.index, ..gpu.device.clone() } == *planned;
-    machine.gpus.gpus.iter().find(same).ok_or_else(|| Refusal::PlanOtherDevice {
+    let found = machine.gpus.gpus.iter().find(same).ok_or_else(|| Refusal::PlanOtherDevice {
         planned: format!(
             "{} ({}, {}, {})",
             planned.name,
@@ -143,8 +144,16 @@ fn find<'m>(planned: &GpuDevice, machine: &'m Machine) -> Result<&'m Gpu, Refusa
             planned.pci,
             planned.uuid.as_deref().unwrap_or("no id")
         ),
-        table: if machine.gpus.gpus.is_empty() { "none".to_owned() } else { machine.gpus.table() },
-    })
+        table: match machine.gpus.gpus.as_slice() {
+            [] if machine.gpus.looked_for.is_empty() => "none".to_owned(),
+            [] => format!("none ({})", machine.gpus.looked_for.join("; ")),
+            _ => machine.gpus.table(),
+        },
+    })?;
+    match &found.refused {
+        Some(reason) => Err(Refusal::DeviceRefused { index: found.device.index, reason: reason.clone() }),
+        None => Ok(found),
+    }
 }
 
 /// One place where two plans differ.

@@ -50,6 +50,18 @@ fn what_has_changed_is_named() {
     refused(&saved(), &model, &fuller, "out_of_memory", &["device 0 (GPU 0)", "50.0 MiB"]);
     let poor = Machine { available_bytes: MIB, ..host.clone() };
     refused(&saved(), &model, &poor, "out_of_memory", &["the host", "1.0 MiB"]);
+    let mut broken = host.clone();
+    broken.gpus.gpus[1] = Gpu { refused: Some("its driver fails".into()), free_bytes: 0, ..gpu(1, 0) };
+    refused(&saved(), &model, &broken, "device_refused", &["device 1", "its driver fails"]);
+    let mut gone = machine();
+    gone.gpus.looked_for = vec!["amd: no driver".into()];
+    refused(&saved(), &model, &gone, "plan_other_device", &["none (amd: no driver)"]);
+    // What may be page-locked is half of what is available.
+    let spilled = PlacementRequest { gpu_layer_budget: text("2"), ..on("0,1") };
+    let spilled = plan(&model, &host, &spilled).unwrap();
+    let in_host: u64 = spilled.stages.iter().map(|stage| stage.bytes.of_host()).sum();
+    let scarce = Machine { available_bytes: in_host + MIB, ..host.clone() };
+    refused(&spilled, &model, &scarce, "pinned_memory_limit", &["page-lock", "half of"]);
     let mut gap = saved();
     gap.stages[1].layers.start += 1;
     refused(&gap, &model, &host, "plan_malformed", &["layers 6-8 of 9"]);
