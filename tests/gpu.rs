@@ -212,6 +212,21 @@ fn a_card_serves_one_process_unless_both_share_it() {
     let mut daemon = serve(json!({"devices": "emulated:ids=9", "allow_shared_device": true}));
     assert_eq!(score(&["--allow-shared-device"]).0, Some(0));
     assert_eq!(score(&[]).0, Some(3));
+    // A saved plan shares where the flag, the parameter or the setting says so.
+    let plan = models.path("plan.json");
+    let plan = plan.to_str().unwrap();
+    let args = ["plan", "-m", model.to_str().unwrap(), "--devices", "emulated:ids=9", "--save", plan];
+    assert_eq!(spillway(args).envs(environment).output().unwrap().status.code(), Some(0));
+    let replay = |more: &[&str], allowed: &str| {
+        let args = ["logits", "-q", "--ids", "1,2", "-m", model.to_str().unwrap(), "--plan", plan];
+        let mut command = spillway(args.iter().chain(more));
+        command.envs(environment).env("SPILLWAY_ALLOW_SHARED_DEVICE", allowed).output().unwrap().status.code()
+    };
+    assert_eq!(replay(&[], ""), Some(3));
+    assert_eq!(replay(&["--allow-shared-device"], ""), Some(0));
+    assert_eq!(replay(&[], "1"), Some(0));
+    daemon.main.load(&model, json!({"plan": plan, "allow_shared_device": true}));
+    assert_eq!(replay(&["--allow-shared-device"], ""), Some(0));
     // The same card goes on under a new model.
     daemon.main.load(&model, json!({"devices": "emulated:ids=9", "allow_shared_device": true}));
     daemon.finish();

@@ -12,7 +12,12 @@ pub enum Placement {
     /// A placement that is made by these options.
     New(Box<PlacementRequest>),
     /// The one in a file, if it still holds.
-    Saved(PathBuf),
+    Saved {
+        /// The file.
+        file: PathBuf,
+        /// Lets other processes that allow it use its devices, too.
+        allow_shared_device: bool,
+    },
 }
 
 /// A placement that cannot be had. Nothing has been touched.
@@ -42,6 +47,15 @@ impl PlacementError {
 }
 
 impl Placement {
+    /// The saved plan if there is one, else what is asked for; that others may use its devices, too, is asked for in either case.
+    pub fn of(saved: Option<PathBuf>, request: PlacementRequest) -> Placement {
+        let allow_shared_device = request.allow_shared_device;
+        match saved {
+            Some(file) => Placement::Saved { file, allow_shared_device },
+            None => Placement::New(Box::new(request)),
+        }
+    }
+
     /// Places a model on this host as it is now. The memory of `given_back` counts as free; `exe` is this program.
     ///
     /// # Errors
@@ -58,7 +72,7 @@ impl Placement {
                 given_back.into_iter().for_each(|resident| machine.give_back(resident));
                 Ok(plan(model, &machine, request)?)
             }
-            Placement::Saved(file) => {
+            Placement::Saved { file, .. } => {
                 let saved = read(file)?;
                 let mut machine = machine_with(&saved, exe);
                 given_back.into_iter().for_each(|resident| machine.give_back(resident));
@@ -71,13 +85,18 @@ impl Placement {
     pub fn request(&self, plan: &Plan) -> PlacementRequest {
         match self {
             Placement::New(request) => PlacementRequest::clone(request),
-            Placement::Saved(_) => request_of(plan),
+            Placement::Saved { allow_shared_device, .. } => {
+                PlacementRequest { allow_shared_device: *allow_shared_device, ..request_of(plan) }
+            }
         }
     }
 
     /// Whether other processes may use its devices, too.
     pub fn shares_devices(&self) -> bool {
-        matches!(self, Placement::New(request) if request.allow_shared_device)
+        match self {
+            Placement::New(request) => request.allow_shared_device,
+            Placement::Saved { allow_shared_device, .. } => *allow_shared_device,
+        }
     }
 }
 

@@ -26,15 +26,14 @@ pub fn plan(args: &PlanArgs, config: &Config) -> Result<(), Failure> {
 
 /// What is checked or made.
 fn place(args: &PlanArgs, config: &Config) -> Result<Plan, Failure> {
-    let (path, placement) = match (&args.model, &args.load) {
+    let path = match (&args.model, &args.load) {
         (model, Some(file)) => {
             let saved = || placement::read(file).map(|plan| plan.model.path);
-            (model.clone().map_or_else(saved, Ok)?, Placement::Saved(file.clone()))
+            model.clone().map_or_else(saved, Ok)?
         }
-        (model, None) => {
-            (model.clone().unwrap_or_default(), Placement::New(Box::new(args.placement.to_request(config))))
-        }
+        (model, None) => model.clone().unwrap_or_default(),
     };
+    let placement = Placement::of(args.load.clone(), args.placement.to_request(config));
     let model = open_model_with(&path, TextNeed::Optional, &args.tokenizer.options())?;
     Ok(placement.place(model.summary(), Path::new(THIS_PROGRAM), None)?)
 }

@@ -432,10 +432,8 @@ fn validate(
 ) -> Result<(Start, EngineOptions), LoadError> {
     let config = Config::load(config)?;
     let model = open_model_with(&wanted.model, TextNeed::Required, &wanted.tokenizer)?;
-    let placement = match wanted.plan {
-        Some(file) => Placement::Saved(file),
-        None => Placement::New(Box::new(config.placement(wanted.params))),
-    };
+    let request = config.placement(wanted.params);
+    let placement = Placement::of(wanted.plan, request);
     let plan = placement.place(model.summary(), Path::new(THIS_PROGRAM), given_back)?;
     for warning in &plan.warnings {
         tracing::warn!("{warning}");

@@ -118,8 +118,8 @@ pub enum LineError {
     },
     /// A saved plan together with wishes.
     #[error(
-        "the field \"params.plan\" names a placement that was made before, so no other placement parameter may be sent with it; \
-         send one or the other"
+        "the field \"params.plan\" names a placement that was made before, so no placement parameter but \
+         \"params.allow_shared_device\" may be sent with it; send one or the other"
     )]
     PlanWithPlacement,
     /// An id that is empty or too long.

@@ -221,7 +221,9 @@ fn parse_load(id: Option<String>, map: Map<String, Value>) -> Result<Load, LineE
     let plan: Option<String> = params.take("plan")?;
     let placement = take_placement(&mut params)?;
     params.finish(foreign::LOAD_PARAMS)?;
-    if plan.is_some() && placement != PlacementParams::default() {
+    // Whether others may use its devices, too, is no part of a plan.
+    let others = PlacementParams { allow_shared_device: None, ..placement.clone() };
+    if plan.is_some() && others != PlacementParams::default() {
         return Err(LineError::PlanWithPlacement);
     }
     let plan = plan.map(PathBuf::from);

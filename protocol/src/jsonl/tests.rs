@@ -68,6 +68,10 @@ fn a_load_takes_a_saved_plan_or_wishes_but_not_both() {
         panic!()
     };
     assert_eq!((saved.plan, saved.params), (Some(PathBuf::from("p.json")), PlacementParams::default()));
+    let Request::Load(shared) = parse(load(json!({"plan": "p.json", "allow_shared_device": true}))) else {
+        panic!("a plan says nothing of other processes")
+    };
+    assert_eq!((shared.plan.is_some(), shared.params.allow_shared_device), (true, Some(true)));
     let (_, code, class, message) = refusal(&load(json!({"plan": "p.json", "pp": 2})).to_string());
     assert_eq!((code, class), ("conflicting_fields", Class::Validation));
     assert!(message.contains("params.plan"), "{message}");

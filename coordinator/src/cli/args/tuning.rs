@@ -14,8 +14,8 @@ use std::path::PathBuf;
 pub struct PlacementArgs {
     #[arg(long, value_name = "LIST|all|none", help = flag_help(&settings::DEVICES))]
     pub devices: Option<String>,
-    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true", help = flag_help(&settings::ALLOW_SHARED_DEVICE))]
-    pub allow_shared_device: Option<bool>,
+    #[command(flatten)]
+    pub sharing: SharingArgs,
     #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true", help = flag_help(&settings::ALLOW_MIXED_ARCH))]
     pub allow_mixed_arch: Option<bool>,
     #[arg(long, value_name = "SIZE,…", help = flag_help(&settings::VRAM_LIMIT))]
@@ -55,7 +55,7 @@ impl PlacementArgs {
     pub fn params(&self) -> PlacementParams {
         PlacementParams {
             devices: self.devices.clone(),
-            allow_shared_device: self.allow_shared_device,
+            allow_shared_device: self.sharing.allow_shared_device,
             allow_mixed_arch: self.allow_mixed_arch,
             vram_limit: self.vram_limit.clone(),
             uniform_vram_tolerance_gb: self.uniform_vram_tolerance_gb.clone(),
@@ -87,6 +87,13 @@ impl PlacementArgs {
     }
 }
 
+/// Who else may use devices: the one wish that goes with a saved plan, too, since it is about other processes.
+#[derive(Debug, Default, Args)]
+pub struct SharingArgs {
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true", help = flag_help(&settings::ALLOW_SHARED_DEVICE))]
+    pub allow_shared_device: Option<bool>,
+}
+
 /// A placement that was made before.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Placement")]
@@ -99,7 +106,7 @@ pub struct SavedPlanArgs {
 impl SavedPlanArgs {
     /// The saved plan if there is one, else what is asked for.
     pub fn or(&self, request: PlacementRequest) -> Placement {
-        self.plan.clone().map_or(Placement::New(Box::new(request)), Placement::Saved)
+        Placement::of(self.plan.clone(), request)
     }
 }
 
