@@ -185,6 +185,60 @@ fn a_file_is_made_where_there_is_none_and_keeps_its_mode_and_its_link() {
     assert!(!fs::metadata("/dev/null").unwrap().is_file());
 }
 
+/// Whoever comes second reads what the first has written.
+#[test]
+fn changes_at_the_same_time_are_all_kept() {
+    let home = Home::new("");
+    let settings = [
+        ("memory.max_seq", "64"),
+        ("memory.parallel", "2"),
+        ("memory.kv_type", "f16"),
+        ("placement.pp", "2"),
+        ("compute.threads", "3"),
+        ("compute.chunk", "16"),
+        ("generation.top_k", "5"),
+        ("generation.max_tokens", "6"),
+        ("supervision.restart_limit", "7"),
+        ("hardware.peer_copies", "off"),
+    ];
+    let start = |(key, value): (&str, &str)| {
+        spillway(["config", "set", key, value]).env("SPILLWAY_CONFIG", home.path()).spawn().unwrap()
+    };
+    for round in 0..3 {
+        home.write("");
+        let children: Vec<_> = settings.into_iter().map(start).collect();
+        children.into_iter().for_each(|mut child| assert!(child.wait().unwrap().success()));
+        let file = home.text();
+        for (key, value) in settings {
+            let line = file.lines().find(|line| line.starts_with(key.rsplit_once('.').unwrap().1));
+            assert!(line.is_some_and(|line| line.contains(value)), "{round} {key}: {file}");
+        }
+    }
+}
+
+#[test]
+fn a_link_to_a_file_that_is_not_there_yet_stays_a_link() {
+    let home = Home::new("");
+    let (link, inner) = (home.folder.path().join("link.toml"), home.folder.path().join("a/b.toml"));
+    std::os::unix::fs::symlink("a/b.toml", &link).unwrap();
+    let ran = home.run_with(&["config", "set", "placement.pp", "2"], &[("SPILLWAY_CONFIG", text(&link))]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(fs::read_to_string(&inner).unwrap(), "[placement]\npp = 2\n");
+    let circle = home.folder.path().join("circle.toml");
+    std::os::unix::fs::symlink("circle.toml", &circle).unwrap();
+    let ran = home.run_with(&["config", "set", "placement.pp", "2"], &[("SPILLWAY_CONFIG", text(&circle))]);
+    assert!(ran.code == Some(1) && ran.stderr.contains("leads to itself"), "{ran:?}");
+}
+
+#[test]
+fn a_section_is_not_unset_as_if_it_were_a_setting() {
+    let home = Home::new("[memory]\nmax_seq = 64\nparallel = 2\n");
+    let ran = home.run(&["config", "unset", "memory"]);
+    assert!(ran.code == Some(3) && ran.stderr.contains("memory.max_seq, memory.parallel"), "{ran:?}");
+    assert_eq!(home.text(), "[memory]\nmax_seq = 64\nparallel = 2\n");
+}
+
 /// Stages, context and KV type of a plan.
 fn planned(plan: &Value) -> (usize, &Value, &Value) {
     (plan["stages"].as_array().unwrap().len(), &plan["limits"]["max_seq"], &plan["limits"]["kv_type"])

@@ -88,6 +88,14 @@ pub enum ConfigError {
         /// What is wrong with it.
         complaint: Complaint,
     },
+    /// A section with settings in it was to be removed as if it were one.
+    #[error("{name} is a section, not a setting, and it holds {}; unset them one by one; nothing has changed", keys.join(", "))]
+    WholeSection {
+        /// The section.
+        name: String,
+        /// What stands in it.
+        keys: Vec<String>,
+    },
     /// There is no place for a file.
     #[error(
         "there is no place for a configuration file: none of SPILLWAY_CONFIG, XDG_CONFIG_HOME and HOME is set; name a \
@@ -115,6 +123,7 @@ impl ConfigError {
             ConfigError::Value { complaint: Complaint::WrongType, .. } => "config_wrong_type",
             ConfigError::Value { complaint: Complaint::OutOfRange, .. } => "config_out_of_range",
             ConfigError::Value { complaint: Complaint::Unreadable, .. } => "config_value_unusable",
+            ConfigError::WholeSection { .. } => "config_whole_section",
             ConfigError::NoPlace => "config_no_place",
             ConfigError::Unwritable { .. } => "config_unwritable",
         }

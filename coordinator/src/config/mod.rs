@@ -10,6 +10,7 @@ mod edit;
 mod error;
 mod file;
 mod kind;
+mod store;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;

@@ -263,20 +263,36 @@ fn comments_order_and_everything_else_stay() {
     let changed = edit::with(path, WRITTEN, &table::MAX_SEQ, &value(7)).unwrap();
     assert_eq!(changed, WRITTEN.replace("4096", "7"));
     let added = edit::with(path, WRITTEN, &table::PARALLEL, &value(2)).unwrap();
-    assert_eq!(added.replace("parallel = 2\n", ""), WRITTEN.replace('\r', ""));
+    assert_eq!(added.replace("parallel = 2\n", ""), WRITTEN);
     let in_new_section = edit::with(path, WRITTEN, &table::PP, &value(2)).unwrap();
-    assert_eq!(in_new_section, format!("{}\n[placement]\npp = 2\n", WRITTEN.replace('\r', "")));
+    assert_eq!(in_new_section, format!("{WRITTEN}\n[placement]\npp = 2\n"));
     let removed = edit::without(path, WRITTEN, "hardware.devices").unwrap().unwrap();
     assert_eq!(removed, WRITTEN.replace("devices = [\n  0, # first\n  1,\n]\n", ""));
     let inline = edit::without(path, WRITTEN, "other.x").unwrap().unwrap();
     assert_eq!(inline, WRITTEN.replace("x = { y = 1 }\n", ""));
     assert_eq!(edit::without(path, "a = {b = 1, c = 2}", "a.b").unwrap().unwrap(), "a = { c = 2}\n");
     assert_eq!(edit::without(path, "a.b = 1\na.c = 2", "a.b").unwrap().unwrap(), "a.c = 2");
-    assert_eq!(edit::without(path, "[a]\nb = 1\n", "a").unwrap().unwrap(), "");
+    assert_eq!(edit::without(path, "[a]\n", "a").unwrap().unwrap(), "");
+    let refused = edit::without(path, "[a]\nb = 1\nc = 2\n", "a").unwrap_err();
+    assert!(
+        refused.code() == "config_whole_section" && refused.to_string().contains("a.b, a.c"),
+        "{refused}"
+    );
     assert_eq!(edit::without(path, WRITTEN, "memory.parallel").unwrap(), None);
     let marked = "\u{feff}[memory]\nmax_seq = 4096\n";
     let changed = edit::with(path, marked, &table::MAX_SEQ, &value(7)).unwrap();
     assert_eq!(changed, marked.replace("4096", "7"), "a byte order mark");
+    let added = edit::with(path, marked, &table::PARALLEL, &value(2)).unwrap();
+    assert_eq!(added, format!("{marked}parallel = 2\n"));
+    assert_eq!(edit::without(path, &added, "memory.parallel").unwrap().unwrap(), marked);
+    assert_eq!(edit::without(path, "\u{feff}a.b = 1\nc = 2\n", "a.b").unwrap().unwrap(), "\u{feff}c = 2\n");
+    let of_windows = "# a\r\n[memory]\r\nmax_seq = 4096\r\n\r\n[other]\r\nx = { y = 1, z = 2 }\r\n";
+    let added = edit::with(path, of_windows, &table::PARALLEL, &value(2)).unwrap();
+    assert_eq!(added, of_windows.replace("4096\r\n", "4096\r\nparallel = 2\r\n"));
+    let with_section = edit::with(path, of_windows, &table::PP, &value(2)).unwrap();
+    assert_eq!(with_section, format!("{of_windows}\r\n[placement]\r\npp = 2\r\n"));
+    let unended = edit::with(path, "[memory]\r\nmax_seq = 4096", &table::PARALLEL, &value(2)).unwrap();
+    assert_eq!(unended, "[memory]\r\nmax_seq = 4096\r\nparallel = 2\r\n");
     let error = edit::with(path, "\nmemory = 1", &table::MAX_SEQ, &value(7)).unwrap_err();
     assert!(error.code() == "config_wrong_type" && error.to_string().starts_with("c.toml:2: "), "{error}");
 }
