@@ -35,7 +35,7 @@ impl Default for Generation {
 impl Config {
     /// The placement of a load: what is `given`, by flags or by parameters of a message, and settings for the rest.
     pub fn placement(&self, given: PlacementParams) -> PlacementRequest {
-        let rest = Rest { config: self, stood_in_for: stood_in_for(&given) };
+        let rest = Rest { config: self, stood_in_for: self.stood_in_for(&given) };
         PlacementRequest {
             devices: rest.text(given.devices, &table::DEVICES),
             allow_shared_device: rest.switch(given.allow_shared_device, &table::ALLOW_SHARED_DEVICE),
@@ -57,6 +57,30 @@ impl Config {
             chunk: rest.size(given.chunk, &table::CHUNK),
             peer_copies: rest.text(given.peer_copies, &table::PEER_COPIES),
         }
+    }
+
+    /// Settings that `given` stands in for, since it says the same in another way.
+    fn stood_in_for(&self, given: &PlacementParams) -> Vec<&'static Setting> {
+        let no_gpu = |devices: Option<&str>| matches!(DeviceWish::read(devices), Ok(DeviceWish::None));
+        let of_settings = self.set(&table::DEVICES).map(|found| found.value.to_string());
+        let only_cpu = no_gpu(given.devices.as_deref().or(of_settings.as_deref()));
+        let by_count = given.pp.is_some() || given.cpu_workers.is_some();
+        let by_memory = given.split.is_some() || given.gpu_layer_budget.is_some();
+        let rows: [(bool, &[&'static Setting]); 5] = [
+            (
+                given.devices.is_some() && only_cpu,
+                &[&table::VRAM_LIMIT, &table::SPLIT, &table::GPU_LAYER_BUDGET, &table::OFFLOAD_EXEC],
+            ),
+            (
+                given.pp_layers.is_some(),
+                &[&table::SPLIT, &table::GPU_LAYER_BUDGET, &table::PP, &table::CPU_WORKERS],
+            ),
+            (by_count || by_memory, &[&table::PP_LAYERS]),
+            // Both count the CPU workers then.
+            (only_cpu && given.pp.is_some(), &[&table::CPU_WORKERS]),
+            (only_cpu && given.cpu_workers.is_some(), &[&table::PP]),
+        ];
+        rows.iter().filter(|(holds, _)| *holds).flat_map(|(_, settings)| settings.iter().copied()).collect()
     }
 
     /// What requests get that leave it out.
@@ -128,23 +152,6 @@ impl Config {
         };
         of_program.filter_map(variable).collect()
     }
-}
-
-/// Settings that `given` stands in for, since it says the same in another way.
-fn stood_in_for(given: &PlacementParams) -> Vec<&'static Setting> {
-    let wish = given.devices.as_deref().map(|devices| DeviceWish::read(Some(devices)));
-    let no_gpu = matches!(wish, Some(Ok(DeviceWish::None)));
-    let by_count = given.pp.is_some() || given.cpu_workers.is_some();
-    let by_memory = given.split.is_some() || given.gpu_layer_budget.is_some();
-    let rows: [(bool, &[&'static Setting]); 3] = [
-        (no_gpu, &[&table::VRAM_LIMIT, &table::SPLIT, &table::GPU_LAYER_BUDGET, &table::OFFLOAD_EXEC]),
-        (
-            given.pp_layers.is_some(),
-            &[&table::SPLIT, &table::GPU_LAYER_BUDGET, &table::PP, &table::CPU_WORKERS],
-        ),
-        (by_count || by_memory, &[&table::PP_LAYERS]),
-    ];
-    rows.iter().filter(|(holds, _)| *holds).flat_map(|(_, settings)| settings.iter().copied()).collect()
 }
 
 /// Settings for what is not given.
