@@ -357,7 +357,9 @@ fn unknown_kernels_are_refused_before_a_worker_starts() {
     let output = logits("bogus");
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let error: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(error["code"], "kernel_set_unknown");
+    assert_eq!(error["code"], "config_value_unusable");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("SPILLWAY_KERNELS") && message.contains("`avx512`"), "{message}");
     assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1);
     // Set but empty is as good as unset.
     assert_eq!(logits("").status.code(), Some(0));

@@ -26,7 +26,7 @@ pub enum KernelSet {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum IsaError {
     /// No set has this name.
-    #[error("{ENV}={name} names no kernel set; this CPU has: {}", list(available))]
+    #[error("`{name}` (compute.kernels, {ENV}) names no kernel set; this CPU has: {}", list(available))]
     Unknown {
         /// The name asked for.
         name: String,
@@ -34,7 +34,10 @@ pub enum IsaError {
         available: Vec<KernelSet>,
     },
     /// The CPU lacks the set.
-    #[error("{ENV}={set} asks for instructions that this CPU lacks; it has: {}", list(available))]
+    #[error(
+        "the kernel set `{set}` (compute.kernels, {ENV}) needs instructions that this CPU lacks; it has: {}",
+        list(available)
+    )]
     Unsupported {
         /// The set asked for.
         set: KernelSet,
@@ -62,8 +65,16 @@ impl KernelSet {
     pub const ALL: [KernelSet; 4] =
         [KernelSet::Scalar, KernelSet::Avx2, KernelSet::Avx512, KernelSet::Avx512Vnni];
 
+    /// Their names, in the same order.
+    pub const NAMES: [&str; 4] = [
+        KernelSet::Scalar.name(),
+        KernelSet::Avx2.name(),
+        KernelSet::Avx512.name(),
+        KernelSet::Avx512Vnni.name(),
+    ];
+
     /// Name as used in [`ENV`] and in reports.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             KernelSet::Scalar => "scalar",
             KernelSet::Avx2 => "avx2",
@@ -147,8 +158,8 @@ mod tests {
 
     #[test]
     fn every_name_is_found_again() {
-        for set in KernelSet::ALL {
-            assert_eq!(KernelSet::from_name(set.name()), Some(set));
+        for (set, name) in KernelSet::ALL.into_iter().zip(KernelSet::NAMES) {
+            assert_eq!((set.name(), KernelSet::from_name(name)), (name, Some(set)));
         }
     }
 

@@ -3,6 +3,7 @@
 use super::value::Value;
 use crate::planner::{DeviceWish, read_layer_list, read_size};
 use crate::sampler::Bounds;
+use spillway_worker_gpu::hip::Provider;
 use toml_edit::Item;
 
 /// The largest whole number of a file.
@@ -217,6 +218,11 @@ pub fn any(_: &str) -> bool {
 /// Devices as the planner reads them; which there are is seen later.
 pub fn is_devices(text: &str) -> bool {
     DeviceWish::read(Some(text)).is_ok()
+}
+
+/// A provider, with options that it has.
+pub fn is_provider(text: &str) -> bool {
+    text.parse::<Provider>().is_ok()
 }
 
 /// Sizes separated by commas.

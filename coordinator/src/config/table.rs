@@ -3,10 +3,13 @@
 //!
 //! The variable of a setting is `SPILLWAY_` and the last part of its key in capitals, so last parts are unique.
 
-use super::kind::{Kind, any, is_budget, is_devices, is_layers, is_log_filter, is_sizes, is_split};
+use super::kind::{
+    Kind, any, is_budget, is_devices, is_layers, is_log_filter, is_provider, is_sizes, is_split,
+};
 use crate::engine::DEFAULT_RESTART_LIMIT;
 use crate::planner::{DEFAULT_STEP, MAX_PARALLEL, MAX_STAGES, MAX_STEP, MAX_THREADS, TOLERANCE};
 use crate::sampler::{self, Bounds};
+use spillway_kernels::isa::KernelSet;
 
 /// One row.
 #[derive(Debug)]
@@ -159,7 +162,7 @@ table! {
     ).also(&["HIPFIRE_DEVICES", "HIPFIRE_DEVICE"]).flag("devices").param("devices");
     PROVIDER = program(
         "hardware.provider",
-        text("a provider of devices: `amd`, `cuda`, or `emulated` with its options"),
+        Kind::Text { expected: "a provider of devices: `amd`, `cuda`, or `emulated` with its options", good: is_provider },
         Fallback::Derived("those of real devices"),
         "Provider to look for devices at, where `devices` does not name one",
     ).flag("provider");
@@ -276,9 +279,9 @@ table! {
     ).flag("chunk").param("chunk");
     KERNELS = program(
         "compute.kernels",
-        text("a set of CPU kernels"),
+        words(&KernelSet::NAMES),
         Fallback::Derived("the fastest that the CPU has"),
-        "CPU kernels to use: scalar, avx2, avx512 or avx512vnni",
+        "CPU kernels to use; the CPU must have their instructions",
     );
     GPU_GRAPHS = program(
         "compute.gpu_graphs",

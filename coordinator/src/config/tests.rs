@@ -114,6 +114,15 @@ fn what_is_given_stands_in_for_settings_that_say_the_same_in_another_way() {
     let text = "[placement]\npp_layers = [1, 3]\n";
     let by_count = placement(text, &[], PlacementParams { pp: Some(3), ..PlacementParams::default() });
     assert_eq!((by_count.pp, by_count.pp_layers), (Some(3), None));
+    let by = |text, pp, cpu_workers| {
+        let request = placement(text, &[], PlacementParams { pp, cpu_workers, ..PlacementParams::default() });
+        (request.pp, request.cpu_workers)
+    };
+    assert_eq!(by("[placement]\ncpu_workers = 3\n", Some(2), None), (Some(2), None));
+    assert_eq!(by("[placement]\npp = 3\n", None, Some(2)), (None, Some(2)));
+    let on_gpus = "[hardware]\ndevices = 0\n[placement]\npp = 1\ncpu_workers = 3\n";
+    assert_eq!(by(on_gpus, Some(2), None), (Some(2), Some(3)), "stages on GPUs are other ones");
+    assert_eq!(by(on_gpus, None, Some(2)), (Some(1), Some(2)));
     let kept = placement(text, &[], PlacementParams { max_seq: Some(3), ..PlacementParams::default() });
     assert_eq!(kept.pp_layers.as_deref(), Some("1,3"));
 }
@@ -212,6 +221,13 @@ fn what_a_file_says_wrongly_is_told_with_its_line() {
         ("[generation]\ntop_p = 0", "config_out_of_range", "above 0"),
         ("[generation]\ntemperature = nan", "config_out_of_range", "`nan`"),
         ("[memory]\nkv_type = \"\"", "config_value_unusable", "`auto`, `f32` or `f16`"),
+        (
+            "[compute]\n\nkernels = \"avx3\"",
+            "config_value_unusable",
+            ":3: compute.kernels is `\"avx3\"`, but must be `scalar`, `avx2`",
+        ),
+        ("[hardware]\nprovider = \"rocm\"", "config_value_unusable", ":2: hardware.provider"),
+        ("[hardware]\nprovider = \"emulated:cards=2\"", "config_value_unusable", "with its options"),
         (
             "# a\nmemory.max_sep = 1",
             "config_unknown_key",
