@@ -200,6 +200,8 @@ fn commands_replay_a_saved_plan() {
         assert!(error["message"].as_str().unwrap().contains(words), "{ran:?}");
     };
     refused(&["--plan", plan, "--pp", "2"], 2, "usage", "--plan");
+    let shared = run(&[&logits[..], &["-q", "--plan", plan, "--allow-shared-device"]].concat());
+    assert_eq!((shared.code, shared.stdout), (Some(0), replayed.stdout), "it is about other processes");
     refused(&["--plan", "/nowhere.json"], 3, "plan_file", "/nowhere.json");
     let other = models.other();
     let ran = run(&["logits", "-m", text(&other), "--ids", "1", "--json", "--plan", plan]);

@@ -234,11 +234,11 @@ pub struct PlanArgs {
     #[arg(long, value_name = "PLAN", value_hint = ValueHint::FilePath, conflicts_with = "diff")]
     pub save: Option<PathBuf>,
     /// Check that a saved plan still holds, instead of making one: same model, same devices, enough memory
-    #[arg(long, value_name = "PLAN", value_hint = ValueHint::FilePath, conflicts_with = "PlacementArgs")]
+    #[arg(long, value_name = "PLAN", value_hint = ValueHint::FilePath, conflicts_with = "WishArgs")]
     pub load: Option<PathBuf>,
     /// Show how two saved plans differ
     #[arg(long, value_names = ["PLAN", "PLAN"], num_args = 2, value_hint = ValueHint::FilePath,
-          conflicts_with_all = ["load", "model", "PlacementArgs"])]
+          conflicts_with_all = ["load", "model", "WishArgs", "allow_shared_device"])]
     pub diff: Option<Vec<PathBuf>>,
     #[command(flatten)]
     pub placement: PlacementArgs,

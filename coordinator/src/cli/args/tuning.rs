@@ -12,66 +12,74 @@ use std::path::PathBuf;
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Placement")]
 pub struct PlacementArgs {
-    #[arg(long, value_name = "LIST|all|none", help = flag_help(&settings::DEVICES))]
-    pub devices: Option<String>,
     #[command(flatten)]
-    pub sharing: SharingArgs,
+    wishes: WishArgs,
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true", help = flag_help(&settings::ALLOW_SHARED_DEVICE))]
+    allow_shared_device: Option<bool>,
+}
+
+/// What a saved plan says already. That others may use its devices, too, it does not say.
+#[derive(Debug, Default, Args)]
+struct WishArgs {
+    #[arg(long, value_name = "LIST|all|none", help = flag_help(&settings::DEVICES))]
+    devices: Option<String>,
     #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true", help = flag_help(&settings::ALLOW_MIXED_ARCH))]
-    pub allow_mixed_arch: Option<bool>,
+    allow_mixed_arch: Option<bool>,
     #[arg(long, value_name = "SIZE,…", help = flag_help(&settings::VRAM_LIMIT))]
-    pub vram_limit: Option<String>,
+    vram_limit: Option<String>,
     #[arg(long, value_name = "GB", allow_hyphen_values = true, help = flag_help(&settings::UNIFORM_VRAM_TOLERANCE_GB))]
-    pub uniform_vram_tolerance_gb: Option<String>,
+    uniform_vram_tolerance_gb: Option<String>,
     #[arg(long, value_name = "N", help = flag_help(&settings::CPU_WORKERS))]
-    pub cpu_workers: Option<u64>,
+    cpu_workers: Option<u64>,
     #[arg(long, value_name = "N", help = flag_help(&settings::PP))]
-    pub pp: Option<u64>,
+    pp: Option<u64>,
     #[arg(long, value_name = "A,B,…", allow_hyphen_values = true, help = flag_help(&settings::PP_LAYERS))]
-    pub pp_layers: Option<String>,
+    pp_layers: Option<String>,
     #[arg(long, value_name = "uniform|auto|bytes:SIZE,…", help = flag_help(&settings::SPLIT))]
-    pub split: Option<String>,
+    split: Option<String>,
     #[arg(long, value_name = "N|auto", allow_hyphen_values = true, help = flag_help(&settings::GPU_LAYER_BUDGET))]
-    pub gpu_layer_budget: Option<String>,
+    gpu_layer_budget: Option<String>,
     #[arg(long, value_name = "pcie|cpu", help = flag_help(&settings::OFFLOAD_EXEC))]
-    pub offload_exec: Option<String>,
+    offload_exec: Option<String>,
     #[arg(long, value_name = "N", help = flag_help(&settings::MAX_SEQ))]
-    pub max_seq: Option<u64>,
+    max_seq: Option<u64>,
     #[arg(long, value_name = "N", help = flag_help(&settings::THREADS))]
-    pub threads: Option<u64>,
+    threads: Option<u64>,
     #[arg(long, value_name = "N", help = flag_help(&settings::PARALLEL))]
-    pub parallel: Option<u64>,
+    parallel: Option<u64>,
     #[arg(long, value_name = "auto|f32|f16", help = flag_help(&settings::KV_TYPE))]
-    pub kv_type: Option<String>,
+    kv_type: Option<String>,
     #[arg(long, value_name = "auto|int8|int16", help = flag_help(&settings::ACTIVATIONS))]
-    pub activations: Option<String>,
+    activations: Option<String>,
     #[arg(long, value_name = "N", help = flag_help(&settings::CHUNK))]
-    pub chunk: Option<u64>,
+    chunk: Option<u64>,
     #[arg(long, value_name = "auto|off", help = flag_help(&settings::PEER_COPIES))]
-    pub peer_copies: Option<String>,
+    peer_copies: Option<String>,
 }
 
 impl PlacementArgs {
     /// What flags say.
     pub fn params(&self) -> PlacementParams {
+        let wishes = &self.wishes;
         PlacementParams {
-            devices: self.devices.clone(),
-            allow_shared_device: self.sharing.allow_shared_device,
-            allow_mixed_arch: self.allow_mixed_arch,
-            vram_limit: self.vram_limit.clone(),
-            uniform_vram_tolerance_gb: self.uniform_vram_tolerance_gb.clone(),
-            cpu_workers: self.cpu_workers,
-            pp: self.pp,
-            pp_layers: self.pp_layers.clone(),
-            split: self.split.clone(),
-            gpu_layer_budget: self.gpu_layer_budget.clone(),
-            offload_exec: self.offload_exec.clone(),
-            max_seq: self.max_seq,
-            threads: self.threads,
-            parallel: self.parallel,
-            kv_type: self.kv_type.clone(),
-            activations: self.activations.clone(),
-            chunk: self.chunk,
-            peer_copies: self.peer_copies.clone(),
+            devices: wishes.devices.clone(),
+            allow_shared_device: self.allow_shared_device,
+            allow_mixed_arch: wishes.allow_mixed_arch,
+            vram_limit: wishes.vram_limit.clone(),
+            uniform_vram_tolerance_gb: wishes.uniform_vram_tolerance_gb.clone(),
+            cpu_workers: wishes.cpu_workers,
+            pp: wishes.pp,
+            pp_layers: wishes.pp_layers.clone(),
+            split: wishes.split.clone(),
+            gpu_layer_budget: wishes.gpu_layer_budget.clone(),
+            offload_exec: wishes.offload_exec.clone(),
+            max_seq: wishes.max_seq,
+            threads: wishes.threads,
+            parallel: wishes.parallel,
+            kv_type: wishes.kv_type.clone(),
+            activations: wishes.activations.clone(),
+            chunk: wishes.chunk,
+            peer_copies: wishes.peer_copies.clone(),
         }
     }
 
@@ -87,19 +95,12 @@ impl PlacementArgs {
     }
 }
 
-/// Who else may use devices: the one wish that goes with a saved plan, too, since it is about other processes.
-#[derive(Debug, Default, Args)]
-pub struct SharingArgs {
-    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true", help = flag_help(&settings::ALLOW_SHARED_DEVICE))]
-    pub allow_shared_device: Option<bool>,
-}
-
 /// A placement that was made before.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Placement")]
 pub struct SavedPlanArgs {
     /// Place as a saved plan says, if it still holds, instead of making one; `spillway plan --save` keeps one
-    #[arg(long = "plan", value_name = "PLAN", value_hint = ValueHint::FilePath, conflicts_with = "PlacementArgs")]
+    #[arg(long = "plan", value_name = "PLAN", value_hint = ValueHint::FilePath, conflicts_with = "WishArgs")]
     pub plan: Option<PathBuf>,
 }
 
