@@ -216,6 +216,19 @@ fn changes_at_the_same_time_are_all_kept() {
     }
 }
 
+/// A program that never ends does not hold up a change for ever, and the file stays.
+#[test]
+fn a_folder_that_stays_locked_is_told() {
+    let home = Home::new("# mine\n");
+    let folder = fs::File::open(home.folder.path()).unwrap();
+    folder.lock().unwrap();
+    let ran = home.run(&["config", "set", "placement.pp", "2"]);
+    assert!(ran.code == Some(1) && ran.stderr.contains("kept its folder locked"), "{ran:?}");
+    assert_eq!(home.text(), "# mine\n");
+    folder.unlock().unwrap();
+    assert_eq!(home.run(&["config", "set", "placement.pp", "2"]).code, Some(0));
+}
+
 #[test]
 fn a_link_to_a_file_that_is_not_there_yet_stays_a_link() {
     let home = Home::new("");

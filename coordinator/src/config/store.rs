@@ -4,7 +4,8 @@ use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::sync::mpsc;
+use std::time::Duration;
 
 /// Permissions of a new file, less what the process masks.
 const NEW_FILE: u32 = 0o666;
@@ -13,8 +14,7 @@ const NEW_FILE: u32 = 0o666;
 const MAX_LINKS: usize = 40;
 
 /// Longest wait for another program; a change takes milliseconds.
-const WAIT: Duration = Duration::from_secs(10);
-const POLL: Duration = Duration::from_millis(5);
+const WAIT: Duration = Duration::from_secs(5);
 
 /// The file that is changed. Until this is dropped no other process changes it in this way.
 #[derive(Debug)]
@@ -78,23 +78,21 @@ fn behind_links(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("it is a link that leads to itself"))
 }
 
+/// Locks the folder, where its file system can; elsewhere whole files are replaced all the same.
 fn wait_for(lock: &File) -> io::Result<()> {
-    let since = Instant::now();
-    loop {
-        match lock.try_lock() {
-            Ok(()) => return Ok(()),
-            Err(TryLockError::WouldBlock) if since.elapsed() >= WAIT => {
-                let seconds = WAIT.as_secs();
-                return Err(io::Error::other(format!(
-                    "another program has kept its folder locked for {seconds} s"
-                )));
-            }
-            Err(TryLockError::Error(error)) if error.kind() != io::ErrorKind::Interrupted => {
-                // Some file systems cannot lock folders; whole files are replaced there all the same.
-                tracing::debug!(%error, "the folder of the configuration file cannot be locked");
-                return Ok(());
-            }
-            Err(_) => std::thread::sleep(POLL),
+    match lock.try_lock() {
+        Ok(()) => return Ok(()),
+        Err(TryLockError::WouldBlock) => {}
+        Err(TryLockError::Error(error)) => {
+            tracing::debug!(%error, "the folder of the configuration file cannot be locked");
+            return Ok(());
         }
     }
+    let (sender, receiver) = mpsc::channel();
+    let waiting = lock.try_clone()?;
+    // Whoever has given up has dropped the receiver.
+    let wait = move || drop(sender.send(waiting.lock()));
+    std::thread::Builder::new().name("config-lock".into()).spawn(wait)?;
+    let limit = || format!("another program has kept its folder locked for {} s", WAIT.as_secs());
+    receiver.recv_timeout(WAIT).unwrap_or_else(|_| Err(io::Error::other(limit())))
 }
