@@ -10,6 +10,7 @@ use http::{CHAT, Http, Sent, Server, TEXT, piece, text_of};
 use serde_json::{Value, json};
 use spillway_model::testing::TinyModel;
 use std::path::Path;
+use std::time::{Duration, Instant};
 use support::{Models, run};
 
 const PROMPT: &str = "the word";
@@ -280,6 +281,18 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     assert_eq!((reply.status, reply.error().as_str()), (400, "context_length_exceeded"));
     let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("700") && message.contains("512"), "{message}");
+    // So much text cannot fit, which is said without making tokens of it.
+    let megabytes = "x".repeat(7 << 20);
+    let asked = Instant::now();
+    for (path, body) in [
+        (TEXT, text(json!({"prompt": megabytes}))),
+        (CHAT, chat(json!({"messages": [{"role": "user", "content": megabytes}]}))),
+    ] {
+        let reply = server.http.post(path, &body);
+        assert_eq!((reply.status, reply.error().as_str()), (400, "context_length_exceeded"));
+        assert!(reply.body.contains("bytes, which are at least "), "{reply:?}");
+    }
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
 }
 
 #[test]

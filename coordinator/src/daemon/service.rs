@@ -188,6 +188,11 @@ impl Service {
         self.model.clone().read_owned().await
     }
 
+    /// The same without waiting; none while the model is being replaced.
+    pub fn try_hold(&self) -> Option<Held> {
+        self.model.clone().try_read_owned().ok()
+    }
+
     /// Counts a request until the returned value is dropped.
     pub fn count_request(self: &Arc<Self>) -> RequestCount {
         self.requests.fetch_add(1, Ordering::Relaxed);

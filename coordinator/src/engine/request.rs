@@ -40,10 +40,12 @@ pub struct ScoreRequest {
 /// Where the events of a request go. Called on the engine's thread: it must not block.
 pub type EventSink = Box<dyn FnMut(GenerateEvent) + Send>;
 
-/// What happens to an accepted request, in order: `Started`, then `Token`, `Text` and `Recovering` any number of times, and
-/// exactly one of `Done`, `Failed`, `Aborted`. The pieces of text concatenate to [`Completion::text`].
+/// What happens to a request, in order: `Accepted`, `Started`, then `Token`, `Text` and `Recovering` any number of times, and
+/// exactly one of `Done`, `Failed`, `Aborted`. The last one may come at any time, and `Failed` alone where the queue is full. The pieces of text concatenate to [`Completion::text`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum GenerateEvent {
+    /// The request has got a slot or a place in the queue.
+    Accepted,
     /// The request left the queue.
     Started {
         /// Prompt tokens that were already in the slot and are not computed again.

@@ -64,6 +64,11 @@ impl Bpe {
         Ok(Self { splitter, bytes, merges })
     }
 
+    /// Whether there is a token for each byte, so that no text is left out.
+    pub fn has_every_byte(&self) -> bool {
+        !self.bytes.contains(&NO_TOKEN)
+    }
+
     /// What a token of this kind of vocabulary adds to the text.
     pub fn append_text(spelling: &str, kind: TokenKind, out: &mut Vec<u8>) {
         match kind {

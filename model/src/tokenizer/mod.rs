@@ -25,6 +25,7 @@ use bpe::Bpe;
 use special::{Fragment, Specials};
 use split::Splitter;
 use spm::Spm;
+use std::num::NonZeroUsize;
 use table::TokenTable;
 use vocabulary::keys;
 
@@ -65,6 +66,16 @@ enum Algorithm {
     Spm(Spm),
 }
 
+impl Algorithm {
+    /// Whether every byte of a text becomes part of a token.
+    fn loses_nothing(&self) -> bool {
+        match self {
+            Algorithm::Bpe(bpe) => bpe.has_every_byte(),
+            Algorithm::Spm(spm) => spm.has_every_byte(),
+        }
+    }
+}
+
 /// A compiled tokenizer.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
@@ -77,6 +88,8 @@ pub struct Tokenizer {
     prefix: Option<u32>,
     /// Put behind a text.
     suffix: Option<u32>,
+    /// Most bytes of text that one token stands for; none where text can be left out without a token.
+    longest: Option<NonZeroUsize>,
 }
 
 impl Tokenizer {
@@ -116,6 +129,7 @@ impl Tokenizer {
             suffix: affix(add_eos, vocabulary.eos, keys::ADD_EOS, keys::EOS)?,
             bos: vocabulary.bos,
             eos: vocabulary.eos,
+            longest: algorithm.loses_nothing().then(|| table.longest()).and_then(NonZeroUsize::new),
             table,
             algorithm,
         })
@@ -142,6 +156,11 @@ impl Tokenizer {
         });
         out.extend(affix(self.suffix));
         out
+    }
+
+    /// A number of tokens that a text of so many bytes has at least, whatever it says. Takes no time, unlike [`Self::encode`].
+    pub fn least_tokens(&self, bytes: usize) -> usize {
+        self.longest.map_or(0, |longest| bytes.div_ceil(longest.get()))
     }
 
     /// The bytes token `id` adds to a text: raw bytes of a piece of text (not always whole characters), the spelling of a

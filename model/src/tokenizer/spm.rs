@@ -70,6 +70,11 @@ impl Spm {
         }
     }
 
+    /// Whether there is a token for each byte, if only the unknown one, so that no text is left out.
+    pub fn has_every_byte(&self) -> bool {
+        self.unk != NO_TOKEN || !self.bytes.contains(&NO_TOKEN)
+    }
+
     /// Whether encoding puts a space in front of the text.
     pub fn adds_space_prefix(&self) -> bool {
         self.add_space_prefix

@@ -153,6 +153,18 @@ fn sentence_piece() {
     assert_eq!(build(&without).encode("ab", both), [8, 2]);
 }
 
+/// What a text has at least follows from its length, where no byte of it is passed over.
+#[test]
+fn least_tokens() {
+    let tokenizer = build(&spm());
+    assert_eq!([0, 5, 6, 11].map(|bytes| tokenizer.least_tokens(bytes)), [0, 1, 1, 2]);
+    let text = "</s>ab\u{e9}</s></s>";
+    let tokens = tokenizer.encode(text, EncodeOptions { parse_special: true, ..PLAIN });
+    assert!(tokenizer.least_tokens(text.len()) <= tokens.len());
+    // This one has no token for most bytes.
+    assert_eq!(build(&bpe()).least_tokens(1 << 20), 0);
+}
+
 /// Decoding reverses encoding; control tokens can be hidden; an unknown id is an error.
 #[test]
 fn decoding() {
