@@ -64,6 +64,23 @@ fn the_requests_of_clients_that_go_away_are_aborted() {
     assert!(!text_answer(http, 5).is_empty());
 }
 
+/// What has been sent behind the request is not read before that is answered, and hides that the client is gone.
+#[test]
+fn clients_that_sent_more_than_a_request_and_go_away_are_noticed() {
+    let models = Models::new();
+    let server = Server::with_model(&long_model(&models), &["--max-seq", "32768"]);
+    let http = &server.http;
+    for more in ["\r\n", "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"] {
+        for body in [endless(), with_stream(endless())] {
+            let mut client = ask(http, &body);
+            client.write_all(more.as_bytes()).unwrap();
+            eventually("it runs", || http.metric("spillway_requests_generating") == 1.0);
+            drop(client);
+            http.until_idle();
+        }
+    }
+}
+
 /// Slow in every way at once, since each takes its time.
 #[test]
 fn clients_that_are_slow_hold_up_nobody_and_are_dropped() {

@@ -240,7 +240,8 @@ impl Daemon {
         to: impl AsyncWrite + Unpin + Send + 'static,
         fd: OwnedFd,
     ) {
-        let serving = serve(self.service.clone(), from, to, hangup(fd), self.ending.subscribe());
+        let serving =
+            serve(self.service.clone(), from, to, hangup(fd, PollFlags::empty()), self.ending.subscribe());
         self.clients.spawn(serving);
     }
 }
@@ -279,17 +280,15 @@ async fn accept(listener: Option<&UnixListener>) -> UnixStream {
     }
 }
 
-/// Completes when nobody can read what is written to `fd` any more. A client that only closes its sending half still
-/// reads.
-async fn hangup(fd: OwnedFd) {
+/// Completes when nobody can read what is written to `fd` any more, or after one of the events `also`: a client that only closes
+/// its sending half still reads, but may count as gone all the same (`POLLRDHUP`).
+pub(crate) async fn hangup(fd: impl AsFd, also: PollFlags) {
     loop {
-        let mut fds = [PollFd::new(fd.as_fd(), PollFlags::empty())];
-        let gone = PollFlags::POLLHUP | PollFlags::POLLERR;
-        if poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
-            && fds[0].revents().is_some_and(|events| events.intersects(gone))
-        {
+        // First, so that what is answered at once still is for a client that has said its last word.
+        tokio::time::sleep(HANGUP_CHECK).await;
+        // Nothing else is asked for, so that whatever comes is an end.
+        if poll(&mut [PollFd::new(fd.as_fd(), also)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0) {
             return;
         }
-        tokio::time::sleep(HANGUP_CHECK).await;
     }
 }

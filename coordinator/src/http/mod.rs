@@ -16,6 +16,7 @@ mod messages;
 mod metrics;
 mod request;
 mod routes;
+mod socket;
 mod stream;
 
 pub use access::{ApiKey, KeyError};
