@@ -292,6 +292,26 @@ fn a_server_that_cannot_begin_says_why_and_nothing_is_left() {
     refused(&[&taken.local_addr().unwrap().to_string(), "-m", model], 1, "is taken by another program");
 }
 
+/// A first request, sent as soon as the server listens, waits for the model; and there is no moment without one in a reload.
+#[test]
+fn requests_wait_for_the_first_model_and_for_the_next_one() {
+    let models = Models::new();
+    let model = models.tiny();
+    let server = Server::start(&["-m", model.to_str().unwrap()], &[]);
+    let http = &server.http;
+    assert!(["loading", "ready"].contains(&is_ready(http).1.as_str()));
+    let answer = text_answer(http, 5);
+    assert_eq!(is_ready(http), (200, "ready".to_owned()));
+    let loaded_before = server.workers();
+    server.signal(Signal::SIGHUP);
+    eventually("the model is loaded again", || {
+        let (_, state) = is_ready(http);
+        assert!(["loading", "ready"].contains(&state.as_str()), "{state}");
+        state == "ready" && !server.workers().iter().any(|worker| loaded_before.contains(worker))
+    });
+    assert_eq!(text_answer(http, 5), answer);
+}
+
 #[test]
 fn while_a_model_loads_the_server_is_healthy_and_not_ready_and_can_be_ended() {
     let models = Models::new();

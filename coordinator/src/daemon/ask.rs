@@ -1,7 +1,7 @@
 //! From a `generate`, whichever front it came through, to a request in the engine.
 
 use super::conversation::Conversation;
-use super::service::{Held, Resident, blocking};
+use super::service::{Held, NO_MODEL, Resident, blocking};
 use crate::config::{Generation, Generations};
 use crate::engine::{Engine, ErrorClass, EventSink, GenerateRequest, RequestError, RequestId};
 use crate::prompt::{self, ChatPrompt, PromptError};
@@ -38,8 +38,7 @@ pub async fn ask<T: Send + 'static>(
     build: impl FnOnce(&Resident, &Generate) -> Result<(Vec<u32>, T), PromptError> + Send + 'static,
 ) -> Result<(Asked, T), RequestError> {
     let Some(resident) = held.as_ref().cloned() else {
-        let message = "no model is loaded; send a load message first";
-        return Err(RequestError::new("no_model_loaded", ErrorClass::Validation, message));
+        return Err(RequestError::new("no_model_loaded", ErrorClass::Validation, NO_MODEL));
     };
     let (engine, settings) = (resident.engine.clone(), defaults(&resident.generations).clone());
     let for_prompt = generate.clone();

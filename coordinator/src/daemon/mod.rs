@@ -22,6 +22,7 @@ pub(crate) use ask::{Asked, Running, ask, stateless};
 use client::serve;
 pub(crate) use client::{Ending, reached};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use service::First;
 pub(crate) use service::{Held, RequestCount, Resident, Service};
 pub use service::{LoadError, Wanted};
 use signals::{Heard, Signals};
@@ -117,7 +118,7 @@ pub enum DaemonEnd {
 pub fn run(options: DaemonOptions) -> Result<DaemonEnd, DaemonError> {
     let socket = options.listen.as_deref().map(socket::listen).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let end = runtime.block_on(async { Daemon::start(options)?.serve(socket).await });
+    let end = runtime.block_on(async { Daemon::start(options).await?.serve(socket).await });
     // A read of standard input may be stuck in the system; it must not keep the process.
     runtime.shutdown_background();
     end
@@ -139,7 +140,7 @@ struct Daemon {
 
 impl Daemon {
     /// Starts everything but the local socket.
-    fn start(options: DaemonOptions) -> Result<Daemon, DaemonError> {
+    async fn start(options: DaemonOptions) -> Result<Daemon, DaemonError> {
         let mut daemon = Daemon {
             service: Arc::new(Service::new(options.config)),
             signals: Signals::new(options.drain_limit)?,
@@ -149,6 +150,11 @@ impl Daemon {
             interrupted: false,
             failed: None,
         };
+        if let Some(load) = options.load {
+            // Before anybody can ask, so that all requests wait for it.
+            let first = daemon.service.begin_first().await;
+            daemon.loads.spawn(load_first(daemon.service.clone(), first, load));
+        }
         if options.stdio {
             let stdout = io::stdout().as_fd().try_clone_to_owned()?;
             daemon.serve_client(tokio::io::stdin(), tokio::io::stdout(), stdout);
@@ -156,9 +162,6 @@ impl Daemon {
         if let Some(server) = options.http {
             let serving = http::serve(server, daemon.service.clone(), daemon.ending.subscribe());
             daemon.clients.spawn(serving);
-        }
-        if let Some(load) = options.load {
-            daemon.loads.spawn(load_first(daemon.service.clone(), load));
         }
         Ok(daemon)
     }
@@ -247,9 +250,9 @@ impl Daemon {
 }
 
 /// Loads the model that the daemon begins with.
-async fn load_first(service: Arc<Service>, load: FirstLoad) -> Result<(), LoadError> {
+async fn load_first(service: Arc<Service>, first: First, load: FirstLoad) -> Result<(), LoadError> {
     let FirstLoad { wanted, progress, loaded } = load;
-    let resident = service.load(wanted, std::future::ready(()), progress).await?;
+    let resident = service.load_first(first, wanted, progress).await?;
     loaded(&resident.name());
     Ok(())
 }

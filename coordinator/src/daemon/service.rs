@@ -2,7 +2,8 @@
 //!
 //! A request holds the model for reading while it runs; replacing or dropping the model takes it for writing. So a load
 //! waits for the requests that were accepted before it, requests accepted after it wait for the load, and nothing is
-//! answered by a model that is going away. A load is validated in full before it takes the model.
+//! answered by a model that is going away. A load is validated in full before it takes the model; where there is none, it takes
+//! its place at once, so that requests wait instead of being refused.
 
 use crate::cards::{CardLocks, LockError};
 use crate::config::{Config, ConfigError, ConfigFile, Generations};
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
-use tokio::sync::{OwnedRwLockReadGuard, RwLock};
+use tokio::sync::{OwnedMutexGuard, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
 /// A model to be loaded, and how.
 #[derive(Debug, Clone)]
@@ -74,7 +75,7 @@ pub struct Service {
     model: Arc<RwLock<Option<Resident>>>,
     shown: Mutex<Shown>,
     /// One load or unload at a time, from validation to the end.
-    turn: tokio::sync::Mutex<Turn>,
+    turn: Arc<tokio::sync::Mutex<Turn>>,
     /// Requests accepted and not ended.
     requests: AtomicUsize,
     /// The daemon is ending.
@@ -174,8 +175,22 @@ impl LoadError {
     }
 }
 
+/// What is wrong without a model, in a sentence for users of every front.
+pub const NO_MODEL: &str =
+    "no model is loaded; send a \"load\" message over JSON lines, or start `spillway serve` again";
+
 /// The model, held for the life of a request.
 pub type Held = OwnedRwLockReadGuard<Option<Resident>>;
+
+/// The place of the model, held by a load: requests wait.
+type Slot = OwnedRwLockWriteGuard<Option<Resident>>;
+
+/// The turn of a first load, with the place where there is no model yet.
+#[derive(Debug)]
+pub struct First {
+    turn: OwnedMutexGuard<Turn>,
+    slot: Slot,
+}
 
 impl Service {
     /// No model yet; loads follow the settings of `config`.
@@ -210,6 +225,29 @@ impl Service {
         self.replace(&mut turn, wanted, earlier, progress).await
     }
 
+    /// Begins a first load, before there are clients: all their requests wait for it.
+    pub async fn begin_first(&self) -> First {
+        let turn = self.turn.clone().lock_owned().await;
+        First { turn, slot: self.take_empty().await }
+    }
+
+    /// Loads the first model.
+    pub async fn load_first(
+        &self,
+        First { mut turn, slot }: First,
+        wanted: Wanted,
+        progress: impl FnMut(LoadProgress) + Send + 'static,
+    ) -> Result<Resident, LoadError> {
+        self.fill(&mut turn, slot, wanted, progress).await
+    }
+
+    /// Takes the place of the model where there is none.
+    async fn take_empty(&self) -> Slot {
+        let slot = self.model.clone().write_owned().await;
+        self.show(Shown::Loading);
+        slot
+    }
+
     /// Replaces the model by what it was asked for with: its file and the devices may have changed, and a model that has failed
     /// starts afresh.
     pub async fn reload(
@@ -229,14 +267,17 @@ impl Service {
         earlier: impl Future<Output = ()>,
         progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Resident, LoadError> {
-        let given_back = self.resident_plan();
-        let (asked, config) = (wanted.clone(), self.config.clone());
-        let (start, options) = blocking(move || validate(asked, given_back.as_ref(), &config)).await??;
+        if self.resident().is_none() {
+            // They are refused or have been; those that come from now on wait.
+            earlier.await;
+            let slot = self.take_empty().await;
+            return self.fill(turn, slot, wanted, progress).await;
+        }
+        let (start, options) = self.validate(&wanted).await?;
         earlier.await;
         let mut slot = self.model.write().await;
         let before = slot.clone();
-        self.drop_resident(&mut slot).await;
-        self.show(Shown::Loading);
+        self.drop_resident(&mut slot, Shown::Loading).await;
         let error = match start.run(options.clone(), progress).await {
             Ok(started) => {
                 turn.wanted = Some(wanted);
@@ -269,6 +310,36 @@ impl Service {
         })
     }
 
+    /// Loads a model where there is none.
+    async fn fill(
+        &self,
+        turn: &mut Turn,
+        mut slot: Slot,
+        wanted: Wanted,
+        progress: impl FnMut(LoadProgress) + Send + 'static,
+    ) -> Result<Resident, LoadError> {
+        let started = match self.validate(&wanted).await {
+            Ok((start, options)) => start.run(options, progress).await,
+            Err(error) => Err(error),
+        };
+        match started {
+            Ok(started) => {
+                turn.wanted = Some(wanted);
+                Ok(self.install(&mut slot, turn, started))
+            }
+            Err(error) => {
+                self.show(Shown::Nothing);
+                Err(error)
+            }
+        }
+    }
+
+    /// Checks everything that can be checked while a model serves.
+    async fn validate(&self, wanted: &Wanted) -> Result<(Start, EngineOptions), LoadError> {
+        let (wanted, config, given_back) = (wanted.clone(), self.config.clone(), self.resident_plan());
+        blocking(move || validate(wanted, given_back.as_ref(), &config)).await?
+    }
+
     /// Makes a started model the resident one.
     fn install(
         &self,
@@ -290,11 +361,12 @@ impl Service {
         earlier.await;
         turn.wanted = None;
         let mut slot = self.model.write().await;
-        self.drop_resident(&mut slot).await;
+        self.drop_resident(&mut slot, Shown::Nothing).await;
     }
 
-    async fn drop_resident(&self, slot: &mut Option<Resident>) {
-        self.show(Shown::Nothing);
+    /// Drops the model, if there is one; `shown` is what takes its place.
+    async fn drop_resident(&self, slot: &mut Option<Resident>, shown: Shown) {
+        self.show(shown);
         if let Some(resident) = slot.take()
             && blocking(move || resident.engine.shutdown()).await.is_err()
         {
@@ -321,7 +393,7 @@ impl Service {
             return Readiness::not("draining", "the daemon is ending and takes no more requests");
         }
         match &*self.shown() {
-            Shown::Nothing => Readiness::not("none", "no model is loaded; send a load message first"),
+            Shown::Nothing => Readiness::not("none", NO_MODEL),
             Shown::Loading => Readiness::not("loading", "a model is being loaded; requests wait for it"),
             Shown::Model(resident) => resident.engine.readiness(),
         }
