@@ -11,8 +11,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
-use support::{Daemon, Models, eventually, long_model, run, signal};
+use support::{Daemon, Models, eventually, finish, long_model, run, signal, spillway};
 
 /// A varied and reproducible answer.
 fn body(max_tokens: u32) -> Value {
@@ -261,6 +262,25 @@ fn a_key_is_asked_of_everyone_but_of_probes() {
     sent("secret").ok();
 }
 
+/// An empty variable is what scripts leave behind that have no key to give.
+#[test]
+fn a_key_that_cannot_be_used_is_not_shown_and_an_empty_variable_is_none() {
+    let models = Models::new();
+    let model = models.tiny();
+    let args = ["serve", "-q", "--http", "0", "-m", model.to_str().unwrap()];
+    let mut command = spillway(args);
+    command.env("SPILLWAY_API_KEY", "two words");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let ran = finish(command.spawn().unwrap(), b"");
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("SPILLWAY_API_KEY cannot be used: a key must be"), "{ran:?}");
+    assert!(!ran.stderr.contains("two words"), "{ran:?}");
+    let ran = run(&[&args[..], &["--api-key", "two words"]].concat());
+    assert!(ran.code == Some(2) && !ran.stderr.contains("two words"), "{ran:?}");
+    let server = Server::with_model_and_env(&model, &[], &[("SPILLWAY_API_KEY", "")]);
+    assert!(!text_answer(&server.http, 3).is_empty());
+}
+
 #[test]
 fn a_page_that_pretends_to_be_this_machine_is_refused() {
     let models = Models::new();
@@ -285,7 +305,8 @@ fn a_server_that_cannot_begin_says_why_and_nothing_is_left() {
     };
     refused(&["0.0.0.0:0", "-m", model], 2, "needs a key");
     refused(&["here", "-m", model], 2, "127.0.0.1:8080");
-    refused(&["0", "-m", model, "--api-key", "two words"], 2, "a key must be");
+    refused(&["0", "-m", model, "--api-key", "two words"], 2, "--api-key cannot be used: a key must be");
+    refused(&["0", "-m", model, "--api-key", ""], 2, "--api-key cannot be used: a key must be");
     refused(&["0", "-m", "nothing.gguf"], 3, "nothing.gguf");
     refused(&["0", "-m", model, "--cpu-workers", "99"], 3, "99");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
