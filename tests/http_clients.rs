@@ -116,9 +116,11 @@ fn a_server_with_too_much_to_do_says_so_and_bounds_its_connections() {
     let http = &server.http;
     let waiting: Vec<_> = (0..257).map(|_| ask(http, &endless())).collect();
     eventually("the queue is full", || http.metric("spillway_requests_queued") == 256.0);
-    let reply = http.post(TEXT, &body(3));
-    assert_eq!((reply.status, reply.error().as_str()), (429, "queue_full"));
-    assert_eq!(reply.header("x-should-retry"), Some("true"));
+    for body in [body(3), with_stream(body(3))] {
+        let reply = http.post(TEXT, &body);
+        assert_eq!((reply.status, reply.error().as_str()), (429, "queue_full"), "{body}");
+        assert_eq!(reply.header("x-should-retry"), Some("true"));
+    }
     drop(waiting);
     http.until_idle();
     // A connection beyond the limit is answered once another one has ended.
@@ -249,7 +251,8 @@ fn a_key_is_asked_of_everyone_but_of_probes() {
     let http = &server.http;
     assert!(is_healthy(http));
     assert_eq!(is_ready(http).0, 200);
-    for path in ["/v1/models", "/metrics", "/nothing"] {
+    // Not even with a wrong method is there anything to be learned.
+    for path in ["/v1/models", "/metrics", "/nothing", CHAT] {
         let reply = http.get(path);
         assert_eq!((reply.status, reply.error().as_str()), (401, "missing_api_key"), "{path}");
         assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
@@ -290,6 +293,9 @@ fn a_page_that_pretends_to_be_this_machine_is_refused() {
         |host: &str| http.send(&http.request(TEXT, &body(3).to_string(), "").replace(&http.address, host));
     let reply = from("pages.example:8080");
     assert_eq!((reply.status, reply.error().as_str()), (403, "host_not_allowed"));
+    let wrong_method =
+        http.send(&format!("GET {CHAT} HTTP/1.1\r\nhost: pages.example\r\nconnection: close\r\n\r\n"));
+    assert_eq!((wrong_method.status, wrong_method.error().as_str()), (403, "host_not_allowed"));
     from("localhost:8080").ok();
 }
 
@@ -348,11 +354,21 @@ fn while_a_model_loads_the_server_is_healthy_and_not_ready_and_can_be_ended() {
     server.workers().into_iter().for_each(|worker| signal(worker, Signal::SIGSTOP));
     assert_eq!(is_ready(&http), (503, "loading".to_owned()));
     assert!(is_healthy(&http));
+    let mut streams: Vec<_> = (0..4).map(|_| ask(&http, &with_stream(body(3)))).collect();
     let waiting = ask(&http, &body(3));
-    eventually("it waits", || http.metric("spillway_requests_in_flight") == 1.0);
+    eventually("they wait", || http.metric("spillway_requests_in_flight") == 5.0);
+    // They hold up nobody who can be answered without a model, and show that they are alive.
+    let wrong = http.post(TEXT, &json!({"prompt": 7}));
+    assert_eq!((wrong.status, wrong.error().as_str()), (400, "wrong_type"));
+    let mut stream = Events::of(streams.remove(0));
+    assert_eq!(stream.next(), Sent::Comment("waiting".to_owned()));
     let ended = Instant::now();
     server.signal(Signal::SIGINT);
     assert_eq!(Reply::of(waiting).error(), "shutting_down");
+    let rest = stream.rest();
+    assert!(
+        matches!(&rest[..], [.., Sent::Data(error), Sent::End] if error["error"]["code"] == "shutting_down")
+    );
     assert_eq!(server.wait(), Some(130));
     assert!(ended.elapsed() < Duration::from_secs(10), "{:?}", ended.elapsed());
 }

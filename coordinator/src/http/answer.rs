@@ -67,7 +67,8 @@ pub async fn answer(app: App, endpoint: Endpoint, request: Request) -> Result<Re
 /// Gives a request to the engine, once there is a model, unless the daemon stops before.
 async fn start(app: App, sent: Arc<Sent>, asked: Asked, work: Work) -> Result<(Answering, Frame), ApiError> {
     let mut ending = app.ending.clone();
-    tokio::select! {
+    let names = asked.names.clone();
+    let started = tokio::select! {
         // Looked at first: a load that is given up at the end leaves no model.
         biased;
         () = reached(&mut ending, Ending::Stopping) => Err(ApiError::shutting_down()),
@@ -78,7 +79,8 @@ async fn start(app: App, sent: Arc<Sent>, asked: Asked, work: Work) -> Result<(A
             };
             submit(app, &sent, held, asked, work).await
         } => started,
-    }
+    };
+    started.map_err(|error| error.under(&names))
 }
 
 /// Makes the prompt and gives it to the engine.
