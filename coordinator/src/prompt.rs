@@ -97,7 +97,7 @@ fn encode(
     options: EncodeOptions,
     max_seq: usize,
 ) -> Result<Vec<u32>, PromptError> {
-    let (bytes, tokens) = (text.len(), tokenizer.least_tokens(text.len()));
+    let (bytes, tokens) = (text.len(), tokenizer.least_tokens(text));
     if tokens > max_seq {
         return Err(PromptError::TooLong { bytes, tokens, max_seq });
     }

@@ -64,9 +64,9 @@ impl Bpe {
         Ok(Self { splitter, bytes, merges })
     }
 
-    /// Whether there is a token for each byte, so that no text is left out.
-    pub fn has_every_byte(&self) -> bool {
-        !self.bytes.contains(&NO_TOKEN)
+    /// Bytes of `text` that have a token, alone or with others.
+    pub fn least_bytes(&self, text: &str) -> usize {
+        text.bytes().filter(|&byte| self.bytes[usize::from(byte)] != NO_TOKEN).count()
     }
 
     /// What a token of this kind of vocabulary adds to the text.

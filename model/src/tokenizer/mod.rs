@@ -67,11 +67,11 @@ enum Algorithm {
 }
 
 impl Algorithm {
-    /// Whether every byte of a text becomes part of a token.
-    fn loses_nothing(&self) -> bool {
+    /// A number of bytes of `text` that become part of tokens at least.
+    fn least_bytes(&self, text: &str) -> usize {
         match self {
-            Algorithm::Bpe(bpe) => bpe.has_every_byte(),
-            Algorithm::Spm(spm) => spm.has_every_byte(),
+            Algorithm::Bpe(bpe) => bpe.least_bytes(text),
+            Algorithm::Spm(spm) => spm.least_bytes(text),
         }
     }
 }
@@ -88,8 +88,8 @@ pub struct Tokenizer {
     prefix: Option<u32>,
     /// Put behind a text.
     suffix: Option<u32>,
-    /// Most bytes of text that one token stands for; none where text can be left out without a token.
-    longest: Option<NonZeroUsize>,
+    /// Most bytes of text that one token stands for.
+    longest: NonZeroUsize,
 }
 
 impl Tokenizer {
@@ -129,7 +129,7 @@ impl Tokenizer {
             suffix: affix(add_eos, vocabulary.eos, keys::ADD_EOS, keys::EOS)?,
             bos: vocabulary.bos,
             eos: vocabulary.eos,
-            longest: algorithm.loses_nothing().then(|| table.longest()).and_then(NonZeroUsize::new),
+            longest: NonZeroUsize::new(table.longest()).unwrap_or(NonZeroUsize::MIN),
             table,
             algorithm,
         })
@@ -158,9 +158,9 @@ impl Tokenizer {
         out
     }
 
-    /// A number of tokens that a text of so many bytes has at least, whatever it says. Takes no time, unlike [`Self::encode`].
-    pub fn least_tokens(&self, bytes: usize) -> usize {
-        self.longest.map_or(0, |longest| bytes.div_ceil(longest.get()))
+    /// A number of tokens that a text has at least, going by its length. Costs next to nothing, unlike [`Self::encode`].
+    pub fn least_tokens(&self, text: &str) -> usize {
+        self.algorithm.least_bytes(text).div_ceil(self.longest.get())
     }
 
     /// The bytes token `id` adds to a text: raw bytes of a piece of text (not always whole characters), the spelling of a

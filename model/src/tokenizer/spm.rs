@@ -70,9 +70,9 @@ impl Spm {
         }
     }
 
-    /// Whether there is a token for each byte, if only the unknown one, so that no text is left out.
-    pub fn has_every_byte(&self) -> bool {
-        self.unk != NO_TOKEN || !self.bytes.contains(&NO_TOKEN)
+    /// A number of bytes of `text` that become part of tokens at least: all where there is an unknown token.
+    pub fn least_bytes(&self, text: &str) -> usize {
+        if self.unk == NO_TOKEN { 0 } else { text.len() }
     }
 
     /// Whether encoding puts a space in front of the text.
