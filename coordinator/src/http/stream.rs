@@ -118,3 +118,28 @@ fn waiting() -> Event {
 fn data(value: &serde_json::Value) -> Event {
     Event::default().data(value.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::to_bytes;
+    use axum::http::StatusCode;
+    use tokio::time::sleep;
+
+    async fn late(seconds: u64) -> Result<(Answering, Frame), ApiError> {
+        sleep(Duration::from_secs(seconds)).await;
+        Err(ApiError::shutting_down())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_is_the_response_unless_it_comes_so_late_that_the_client_has_to_be_told_to_wait() {
+        assert_eq!(respond(Box::pin(late(9))).await.unwrap_err().code, "shutting_down");
+        let response = respond(Box::pin(late(25))).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        let body = to_bytes(response.into_body(), 10_000).await.unwrap();
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        let events: Vec<_> = body.split_terminator("\n\n").collect();
+        assert_eq!(events[..2], [": waiting", ": waiting"], "{body}");
+        assert!(events.len() == 3 && events[2].starts_with("data: {\"error\":"), "{body}");
+    }
+}
