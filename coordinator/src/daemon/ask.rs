@@ -1,7 +1,8 @@
 //! From a `generate`, whichever front it came through, to a request in the engine.
 
 use super::conversation::Conversation;
-use super::service::{Held, NO_MODEL, Resident, blocking};
+use super::service::{Held, NO_MODEL, Resident};
+use super::start::blocking;
 use crate::config::{Generation, Generations};
 use crate::engine::{Engine, ErrorClass, EventSink, GenerateRequest, RequestError, RequestId};
 use crate::prompt::{self, ChatPrompt, PromptError};

@@ -5,36 +5,17 @@
 //! answered by a model that is going away. A load is validated in full before it takes the model; where there is none, it takes
 //! its place at once, so that requests wait instead of being refused.
 
-use crate::cards::{CardLocks, LockError};
-use crate::config::{Config, ConfigError, ConfigFile, Generations};
-use crate::devices::THIS_PROGRAM;
-use crate::engine::{Engine, EngineError, EngineOptions, Readiness, Replan, StageStatus};
-use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
-use crate::placement::{Placement, PlacementError};
+use super::start::{Before, LoadError, Start, Started, Wanted, blocking, validate};
+use crate::config::{ConfigFile, Generations};
+use crate::engine::{Engine, EngineOptions, Readiness, Replan, StageStatus};
 use crate::planner::Machine;
-use crate::replan::Replanner;
 use crate::workers::LoadProgress;
-use spillway_model::tokenizer::TokenizerOptions;
-use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, PlacementParams, StageReport, StageSummary};
+use spillway_protocol::jsonl::{Diagnosis, StageReport, StageSummary};
 use spillway_protocol::plan::{Execution, Plan, Stage};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 use tokio::sync::{OwnedMutexGuard, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
-
-/// A model to be loaded, and how.
-#[derive(Debug, Clone)]
-pub struct Wanted {
-    /// The file.
-    pub model: PathBuf,
-    /// What the file leaves open about its tokenizer.
-    pub tokenizer: TokenizerOptions,
-    /// A placement that was kept, instead of one that is made.
-    pub plan: Option<PathBuf>,
-    /// Placement, as far as the message tells it; settings tell the rest.
-    pub params: PlacementParams,
-}
 
 /// A model that can be asked.
 #[derive(Debug, Clone)]
@@ -48,7 +29,7 @@ pub struct Resident {
     /// What requests get that leave it out.
     pub generations: Generations,
     /// Finds it another placement, also when it is started again.
-    replan: Arc<dyn Replan>,
+    pub replan: Arc<dyn Replan>,
 }
 
 impl Resident {
@@ -91,88 +72,6 @@ struct Turn {
     loads: u64,
     /// What the last model was asked for with, until it is unloaded: a reload asks for the same, also when the model has failed.
     wanted: Option<Wanted>,
-}
-
-/// What became of the model that was loaded before one that could not be started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Before {
-    /// There was none.
-    Nothing,
-    /// It serves again.
-    Restored,
-    /// It could not be started again, either; the log says why.
-    Lost,
-}
-
-impl Before {
-    fn words(self) -> &'static str {
-        match self {
-            Before::Nothing => "no model is loaded now",
-            Before::Restored => "the model before it serves again",
-            Before::Lost => {
-                "the model before it did not start again, either (see the log), so none is loaded now; `reload` tries it once more"
-            }
-        }
-    }
-}
-
-/// Why a model was not loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The file was refused; nothing has changed.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The placement was refused; nothing has changed.
-    #[error(transparent)]
-    Placement(#[from] PlacementError),
-    /// Settings cannot be used; nothing has changed.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// A device is in use by another process; nothing has changed.
-    #[error(transparent)]
-    Card(#[from] LockError),
-    /// There is no model to load again.
-    #[error("no model has been loaded, so there is none to load again; send a load message")]
-    NothingLoaded,
-    /// The workers could not be started, after the old model was dropped.
-    #[error("{error}; {}", before.words())]
-    Engine {
-        /// Why.
-        error: EngineError,
-        /// What became of the model that was loaded before.
-        before: Before,
-    },
-    /// The thread that did the work has panicked.
-    #[error("loading ended unexpectedly; see the log on standard error")]
-    Panicked,
-}
-
-impl LoadError {
-    /// Stable code.
-    pub fn code(&self) -> &'static str {
-        match self {
-            LoadError::Open(error) => error.code(),
-            LoadError::Placement(error) => error.code(),
-            LoadError::Card(error) => error.code(),
-            LoadError::NothingLoaded => "no_model_loaded",
-            LoadError::Config(error) => error.code(),
-            LoadError::Engine { error, .. } => error.code(),
-            LoadError::Panicked => "internal",
-        }
-    }
-
-    /// The event that tells a client.
-    pub fn event(&self, id: Option<String>) -> ErrorEvent {
-        let class = match self {
-            LoadError::Open(_)
-            | LoadError::Placement(_)
-            | LoadError::NothingLoaded
-            | LoadError::Config(_) => Class::Validation,
-            LoadError::Engine { .. } | LoadError::Card(_) => Class::Transient,
-            LoadError::Panicked => Class::Internal,
-        };
-        ErrorEvent::new(id, self.code(), class, self.to_string())
-    }
 }
 
 /// What is wrong without a model, in a sentence for users of every front.
@@ -267,16 +166,15 @@ impl Service {
         earlier: impl Future<Output = ()>,
         progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Resident, LoadError> {
-        if self.resident().is_none() {
+        let Some(resident) = self.resident() else {
             // They are refused or have been; those that come from now on wait.
             earlier.await;
             let slot = self.take_empty().await;
             return self.fill(turn, slot, wanted, progress).await;
-        }
+        };
         let (start, options) = self.validate(&wanted).await?;
         earlier.await;
         let mut slot = self.model.write().await;
-        let before = slot.clone();
         self.drop_resident(&mut slot, Shown::Loading).await;
         let error = match start.run(options.clone(), progress).await {
             Ok(started) => {
@@ -285,23 +183,15 @@ impl Service {
             }
             Err(error) => error,
         };
-        let again = match before {
-            Some(resident) => Some(Start::again(&resident).run(options, |_| {}).await),
-            None => None,
-        };
-        let before = match again {
-            Some(Ok(started)) => {
+        let before = match Start::again(&resident).run(options, |_| {}).await {
+            Ok(started) => {
                 self.install(&mut slot, turn, started);
                 Before::Restored
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 tracing::error!(code = error.code(), "the model before did not start again: {error}");
                 self.show(Shown::Nothing);
                 Before::Lost
-            }
-            None => {
-                self.show(Shown::Nothing);
-                Before::Nothing
             }
         };
         Err(match error {
@@ -458,75 +348,6 @@ impl Service {
     fn shown(&self) -> MutexGuard<'_, Shown> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// What it takes to start a model.
-struct Start {
-    model: Arc<LoadedModel>,
-    plan: Plan,
-    generations: Generations,
-    cards: CardLocks,
-    replan: Arc<dyn Replan>,
-}
-
-/// A model that has been started.
-struct Started {
-    engine: Engine,
-    generations: Generations,
-    replan: Arc<dyn Replan>,
-}
-
-impl Start {
-    /// The same again, for a model whose workers have ended.
-    fn again(Resident { engine, generations, replan, .. }: &Resident) -> Self {
-        Self {
-            model: engine.model().clone(),
-            plan: Plan::clone(&engine.plan()),
-            generations: generations.clone(),
-            cards: engine.cards(),
-            replan: replan.clone(),
-        }
-    }
-
-    async fn run(
-        self,
-        options: EngineOptions,
-        progress: impl FnMut(LoadProgress) + Send + 'static,
-    ) -> Result<Started, LoadError> {
-        let Self { model, plan, generations, cards, replan } = self;
-        let options = EngineOptions { cards, replan: Some(replan.clone()), ..options };
-        let engine = blocking(move || Engine::start(model, plan, options, progress)).await?;
-        let engine = engine.map_err(|error| LoadError::Engine { error, before: Before::Nothing })?;
-        Ok(Started { engine, generations, replan })
-    }
-}
-
-/// Everything that can be refused, with no side effect but the locks on devices, which go with the result.
-fn validate(
-    wanted: Wanted,
-    given_back: Option<&Plan>,
-    config: &ConfigFile,
-) -> Result<(Start, EngineOptions), LoadError> {
-    let config = Config::load(config)?;
-    let model = open_model_with(&wanted.model, TextNeed::Required, &wanted.tokenizer)?;
-    let placement = match wanted.plan {
-        Some(file) => Placement::Saved(file),
-        None => Placement::New(Box::new(config.placement(wanted.params))),
-    };
-    let plan = placement.place(model.summary(), Path::new(THIS_PROGRAM), given_back)?;
-    for warning in &plan.warnings {
-        tracing::warn!("{warning}");
-    }
-    let cards = CardLocks::take(&plan, placement.shares_devices())?;
-    let model = Arc::new(model);
-    let replan = Arc::new(Replanner::new(model.clone(), placement.request(&plan)));
-    let start = Start { model, plan, generations: config.generations(), cards, replan };
-    Ok((start, config.engine_options()))
-}
-
-/// Runs `work` on a thread where it may take its time.
-pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, LoadError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| LoadError::Panicked)
 }
 
 /// Who runs which layers, and how rows get from one GPU to the next.
