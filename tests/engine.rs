@@ -131,6 +131,7 @@ fn events_come_in_order_and_pieces_are_the_text() {
     let engine = start(&file.path, &placement(1));
     let running = submit(&engine, greedy(&prompt(1, 10), 20));
     let (mut ids, mut text) = (Vec::new(), String::new());
+    assert_eq!(running.events.recv().unwrap(), GenerateEvent::Accepted);
     assert_eq!(running.events.recv().unwrap(), GenerateEvent::Started { cached_tokens: 0 });
     let completion = loop {
         match running.events.recv().unwrap() {

@@ -9,7 +9,9 @@ mod support;
 use http::{CHAT, Http, Sent, Server, TEXT, piece, text_of};
 use serde_json::{Value, json};
 use spillway_model::testing::TinyModel;
+use std::io::{Read, Write};
 use std::path::Path;
+use std::time::{Duration, Instant};
 use support::{Models, run};
 
 const PROMPT: &str = "the word";
@@ -211,7 +213,26 @@ fn refusals() -> Vec<Refusal> {
         ),
         (CHAT, json!({"model": 7}), 400, "wrong_type", Some("model")),
         (CHAT, json!({"temperature": "hot"}), 400, "wrong_type", Some("temperature")),
-        (CHAT, json!({"temperature": -1}), 400, "invalid_sampling_parameter", None),
+        (CHAT, json!({"temperature": -1}), 400, "invalid_sampling_parameter", Some("temperature")),
+        (CHAT, json!({"top_p": 0}), 400, "invalid_sampling_parameter", Some("top_p")),
+        (CHAT, json!({"min_p": 2}), 400, "invalid_sampling_parameter", Some("min_p")),
+        (CHAT, json!({"presence_penalty": 101}), 400, "invalid_sampling_parameter", Some("presence_penalty")),
+        (CHAT, json!({"repeat_penalty": 0}), 400, "invalid_sampling_parameter", Some("repeat_penalty")),
+        (
+            CHAT,
+            json!({"repetition_penalty": 0}),
+            400,
+            "invalid_sampling_parameter",
+            Some("repetition_penalty"),
+        ),
+        (CHAT, json!({"logit_bias": {"99999": 1}}), 400, "invalid_sampling_parameter", Some("logit_bias")),
+        (
+            CHAT,
+            message(json!({"role": "user", "content": "x".repeat(600)})),
+            400,
+            "context_length_exceeded",
+            Some("messages"),
+        ),
         (CHAT, json!({"max_tokens": -1}), 400, "wrong_type", Some("max_tokens")),
         (CHAT, json!({"max_completion_tokens": 3}), 400, "conflicting_fields", Some("max_tokens")),
         (CHAT, json!({"stop": ""}), 400, "invalid_stop", Some("stop")),
@@ -238,11 +259,32 @@ fn refusals() -> Vec<Refusal> {
         (CHAT, json!({"tool_choice": "required"}), 400, "tool_choice_unsupported", Some("tool_choice")),
         (CHAT, json!({"functions": [{}]}), 400, "functions_unsupported", Some("functions")),
         (CHAT, json!({"modalities": ["text", "audio"]}), 400, "audio_unsupported", Some("modalities")),
-        (CHAT, json!({"chat_template_kwargs": {"messages": []}}), 400, "template_argument_reserved", None),
+        (
+            CHAT,
+            json!({"chat_template_kwargs": {"messages": []}}),
+            400,
+            "template_argument_reserved",
+            Some("chat_template_kwargs"),
+        ),
+        (
+            CHAT,
+            json!({"add_generation_prompt": false}),
+            400,
+            "continue_unsupported",
+            Some("add_generation_prompt"),
+        ),
+        (
+            CHAT,
+            json!({"chat_template_kwargs": {"add_generation_prompt": false}}),
+            400,
+            "continue_unsupported",
+            Some("chat_template_kwargs.add_generation_prompt"),
+        ),
         (TEXT, json!({"prompt": null}), 400, "missing_field", Some("prompt")),
         (TEXT, json!({"prompt": {}}), 400, "wrong_type", Some("prompt")),
         (TEXT, json!({"prompt": ["a", "b"]}), 400, "n_unsupported", Some("prompt")),
-        (TEXT, json!({"prompt": [1 << 20]}), 400, "token_out_of_range", None),
+        (TEXT, json!({"prompt": [1 << 20]}), 400, "token_out_of_range", Some("prompt")),
+        (TEXT, json!({"prompt": "x".repeat(600)}), 400, "context_length_exceeded", Some("prompt")),
         (TEXT, json!({"logprobs": 1}), 400, "logprobs_unsupported", Some("logprobs")),
         (TEXT, json!({"echo": true}), 400, "echo_unsupported", Some("echo")),
         (TEXT, json!({"suffix": "end"}), 400, "suffix_unsupported", Some("suffix")),
@@ -271,6 +313,26 @@ fn requests_that_cannot_be_obeyed_are_refused_by_name_whole_and_as_streams() {
     server.http.post(CHAT, &chat(harmless)).ok();
 }
 
+/// What is wrong is told, not only the type around it.
+#[test]
+fn refusals_do_not_contradict_themselves() {
+    let models = Models::new();
+    let server = Server::with_model(&models.tiny(), &[]);
+    for (path, wrong, words) in [
+        (TEXT, json!({"logit_bias": {"x": 1}}), "not an object with the number 1 for the string \"x\""),
+        (TEXT, json!({"stop": [1]}), "not an array with the number 1"),
+        (TEXT, json!({"prompt": [1, -1]}), "not an array with the number -1"),
+        (TEXT, json!({"prompt": null}), "needs the field \"prompt\" (a string or an array of token ids)"),
+        (CHAT, json!({"messages": ["x"]}), "not an array with the string \"x\""),
+        (TEXT, json!({"repetition_penalty": 0}), "repetition_penalty is 0, but must be between"),
+    ] {
+        let base = if path == CHAT { chat(json!({})) } else { text(json!({})) };
+        let reply = server.http.post(path, &with(base, wrong));
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(words), "{message}");
+    }
+}
+
 #[test]
 fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     let models = Models::new();
@@ -280,6 +342,18 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     assert_eq!((reply.status, reply.error().as_str()), (400, "context_length_exceeded"));
     let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("700") && message.contains("512"), "{message}");
+    // So much text cannot fit, which is said without making tokens of it.
+    let megabytes = "x".repeat(7 << 20);
+    let asked = Instant::now();
+    for (path, body) in [
+        (TEXT, text(json!({"prompt": megabytes}))),
+        (CHAT, chat(json!({"messages": [{"role": "user", "content": megabytes}]}))),
+    ] {
+        let reply = server.http.post(path, &body);
+        assert_eq!((reply.status, reply.error().as_str()), (400, "context_length_exceeded"));
+        assert!(reply.body.contains("bytes, which are at least "), "{reply:?}");
+    }
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
 }
 
 #[test]
@@ -305,6 +379,8 @@ fn what_is_no_request_is_answered_and_the_server_goes_on() {
         assert_eq!((reply.status, reply.error().as_str()), (405, "method_not_allowed"));
         assert_eq!(reply.header("allow"), Some(allow));
     }
+    let long = http.get(&format!("/{}", "a".repeat(10_000)));
+    assert!(long.status == 404 && long.body.len() < 400, "{long:?}");
     // Too large by what it says, and by what it sends.
     let declared = http.request(CHAT, "", "").replace("content-length: 0", "content-length: 9000000");
     let reply = http.send(&declared);
@@ -377,6 +453,27 @@ fn templates_see_tools_calls_and_further_variables_and_may_decline() {
     let declined = http.post(CHAT, &chat(json!({"messages": [{"role": "system", "content": "x"}]})));
     assert_eq!((declined.status, declined.error().as_str()), (400, "chat_template_refused"));
     assert!(declined.body.contains("no system here"));
+}
+
+/// Otherwise clients that ask and go away could have any number of prompts made at once.
+#[test]
+fn the_work_on_a_prompt_counts_until_it_ends_though_its_client_has_gone_away() {
+    let models = Models::new();
+    let slow = "{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}x";
+    let http = &with_template(&models, "slow.gguf", slow).http;
+    // Long conversations are given more time.
+    let body = chat(json!({"messages": [{"role": "user", "content": "x".repeat(7 << 20)}], "max_tokens": 1}));
+    let asked = Instant::now();
+    http.post(CHAT, &body).ok();
+    let alone = asked.elapsed();
+    let asked = Instant::now();
+    let mut client = http.connect();
+    client.write_all(http.request(CHAT, &body.to_string(), "").as_bytes()).unwrap();
+    client.set_read_timeout(Some(alone / 8)).unwrap();
+    assert!(client.read(&mut [0]).is_err(), "it is being worked on");
+    drop(client);
+    http.until_idle();
+    assert!(asked.elapsed() > alone / 3, "{:?} of {alone:?}", asked.elapsed());
 }
 
 #[test]

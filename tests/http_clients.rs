@@ -11,8 +11,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
-use support::{Daemon, Models, eventually, long_model, run, signal};
+use support::{Daemon, Models, eventually, finish, long_model, run, signal, spillway};
 
 /// A varied and reproducible answer.
 fn body(max_tokens: u32) -> Value {
@@ -64,6 +65,23 @@ fn the_requests_of_clients_that_go_away_are_aborted() {
     assert!(!text_answer(http, 5).is_empty());
 }
 
+/// What has been sent behind the request is not read before that is answered, and hides that the client is gone.
+#[test]
+fn clients_that_sent_more_than_a_request_and_go_away_are_noticed() {
+    let models = Models::new();
+    let server = Server::with_model(&long_model(&models), &["--max-seq", "32768"]);
+    let http = &server.http;
+    for more in ["\r\n", "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"] {
+        for body in [endless(), with_stream(endless())] {
+            let mut client = ask(http, &body);
+            client.write_all(more.as_bytes()).unwrap();
+            eventually("it runs", || http.metric("spillway_requests_generating") == 1.0);
+            drop(client);
+            http.until_idle();
+        }
+    }
+}
+
 /// Slow in every way at once, since each takes its time.
 #[test]
 fn clients_that_are_slow_hold_up_nobody_and_are_dropped() {
@@ -98,9 +116,11 @@ fn a_server_with_too_much_to_do_says_so_and_bounds_its_connections() {
     let http = &server.http;
     let waiting: Vec<_> = (0..257).map(|_| ask(http, &endless())).collect();
     eventually("the queue is full", || http.metric("spillway_requests_queued") == 256.0);
-    let reply = http.post(TEXT, &body(3));
-    assert_eq!((reply.status, reply.error().as_str()), (429, "queue_full"));
-    assert_eq!(reply.header("x-should-retry"), Some("true"));
+    for body in [body(3), with_stream(body(3))] {
+        let reply = http.post(TEXT, &body);
+        assert_eq!((reply.status, reply.error().as_str()), (429, "queue_full"), "{body}");
+        assert_eq!(reply.header("x-should-retry"), Some("true"));
+    }
     drop(waiting);
     http.until_idle();
     // A connection beyond the limit is answered once another one has ended.
@@ -231,7 +251,8 @@ fn a_key_is_asked_of_everyone_but_of_probes() {
     let http = &server.http;
     assert!(is_healthy(http));
     assert_eq!(is_ready(http).0, 200);
-    for path in ["/v1/models", "/metrics", "/nothing"] {
+    // Not even with a wrong method is there anything to be learned.
+    for path in ["/v1/models", "/metrics", "/nothing", CHAT] {
         let reply = http.get(path);
         assert_eq!((reply.status, reply.error().as_str()), (401, "missing_api_key"), "{path}");
         assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
@@ -244,6 +265,25 @@ fn a_key_is_asked_of_everyone_but_of_probes() {
     sent("secret").ok();
 }
 
+/// An empty variable is what scripts leave behind that have no key to give.
+#[test]
+fn a_key_that_cannot_be_used_is_not_shown_and_an_empty_variable_is_none() {
+    let models = Models::new();
+    let model = models.tiny();
+    let args = ["serve", "-q", "--http", "0", "-m", model.to_str().unwrap()];
+    let mut command = spillway(args);
+    command.env("SPILLWAY_API_KEY", "two words");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let ran = finish(command.spawn().unwrap(), b"");
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("SPILLWAY_API_KEY cannot be used: a key must be"), "{ran:?}");
+    assert!(!ran.stderr.contains("two words"), "{ran:?}");
+    let ran = run(&[&args[..], &["--api-key", "two words"]].concat());
+    assert!(ran.code == Some(2) && !ran.stderr.contains("two words"), "{ran:?}");
+    let server = Server::with_model_and_env(&model, &[], &[("SPILLWAY_API_KEY", "")]);
+    assert!(!text_answer(&server.http, 3).is_empty());
+}
+
 #[test]
 fn a_page_that_pretends_to_be_this_machine_is_refused() {
     let models = Models::new();
@@ -253,6 +293,9 @@ fn a_page_that_pretends_to_be_this_machine_is_refused() {
         |host: &str| http.send(&http.request(TEXT, &body(3).to_string(), "").replace(&http.address, host));
     let reply = from("pages.example:8080");
     assert_eq!((reply.status, reply.error().as_str()), (403, "host_not_allowed"));
+    let wrong_method =
+        http.send(&format!("GET {CHAT} HTTP/1.1\r\nhost: pages.example\r\nconnection: close\r\n\r\n"));
+    assert_eq!((wrong_method.status, wrong_method.error().as_str()), (403, "host_not_allowed"));
     from("localhost:8080").ok();
 }
 
@@ -268,11 +311,32 @@ fn a_server_that_cannot_begin_says_why_and_nothing_is_left() {
     };
     refused(&["0.0.0.0:0", "-m", model], 2, "needs a key");
     refused(&["here", "-m", model], 2, "127.0.0.1:8080");
-    refused(&["0", "-m", model, "--api-key", "two words"], 2, "a key must be");
+    refused(&["0", "-m", model, "--api-key", "two words"], 2, "--api-key cannot be used: a key must be");
+    refused(&["0", "-m", model, "--api-key", ""], 2, "--api-key cannot be used: a key must be");
     refused(&["0", "-m", "nothing.gguf"], 3, "nothing.gguf");
     refused(&["0", "-m", model, "--cpu-workers", "99"], 3, "99");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     refused(&[&taken.local_addr().unwrap().to_string(), "-m", model], 1, "is taken by another program");
+}
+
+/// A first request, sent as soon as the server listens, waits for the model; and there is no moment without one in a reload.
+#[test]
+fn requests_wait_for_the_first_model_and_for_the_next_one() {
+    let models = Models::new();
+    let model = models.tiny();
+    let server = Server::start(&["-m", model.to_str().unwrap()], &[]);
+    let http = &server.http;
+    assert!(["loading", "ready"].contains(&is_ready(http).1.as_str()));
+    let answer = text_answer(http, 5);
+    assert_eq!(is_ready(http), (200, "ready".to_owned()));
+    let loaded_before = server.workers();
+    server.signal(Signal::SIGHUP);
+    eventually("the model is loaded again", || {
+        let (_, state) = is_ready(http);
+        assert!(["loading", "ready"].contains(&state.as_str()), "{state}");
+        state == "ready" && !server.workers().iter().any(|worker| loaded_before.contains(worker))
+    });
+    assert_eq!(text_answer(http, 5), answer);
 }
 
 #[test]
@@ -290,11 +354,17 @@ fn while_a_model_loads_the_server_is_healthy_and_not_ready_and_can_be_ended() {
     server.workers().into_iter().for_each(|worker| signal(worker, Signal::SIGSTOP));
     assert_eq!(is_ready(&http), (503, "loading".to_owned()));
     assert!(is_healthy(&http));
+    let streams: Vec<_> = (0..4).map(|_| ask(&http, &with_stream(body(3)))).collect();
     let waiting = ask(&http, &body(3));
-    eventually("it waits", || http.metric("spillway_requests_in_flight") == 1.0);
+    eventually("they wait", || http.metric("spillway_requests_in_flight") == 5.0);
+    // They hold up nobody who can be answered without a model.
+    let wrong = http.post(TEXT, &json!({"prompt": 7}));
+    assert_eq!((wrong.status, wrong.error().as_str()), (400, "wrong_type"));
     let ended = Instant::now();
     server.signal(Signal::SIGINT);
-    assert_eq!(Reply::of(waiting).error(), "shutting_down");
+    for waiting in streams.into_iter().chain([waiting]) {
+        assert_eq!(Reply::of(waiting).error(), "shutting_down");
+    }
     assert_eq!(server.wait(), Some(130));
     assert!(ended.elapsed() < Duration::from_secs(10), "{:?}", ended.elapsed());
 }

@@ -29,6 +29,19 @@ pub enum PromptError {
         "the model's chat template does not know tools, so the model would never hear of them; leave \"tools\" out"
     )]
     NoTools,
+    /// So long a text has more tokens than the context, whatever it says.
+    #[error(
+        "the prompt has {bytes} bytes, which are at least {tokens} tokens and do not fit the loaded context length of {max_seq} tokens; \
+         shorten the prompt or load with a larger max_seq"
+    )]
+    TooLong {
+        /// Length of the text.
+        bytes: usize,
+        /// Tokens that it has at least.
+        tokens: usize,
+        /// Tokens of the context.
+        max_seq: usize,
+    },
     /// The template cannot be used or declines the conversation.
     #[error(transparent)]
     Template(#[from] TemplateError),
@@ -40,6 +53,7 @@ impl PromptError {
         match self {
             PromptError::NoTokenizer => "no_tokenizer",
             PromptError::NoTools => "tools_unsupported",
+            PromptError::TooLong { .. } => "context_length_exceeded",
             PromptError::Template(error) => error.code(),
         }
     }
@@ -50,8 +64,9 @@ pub fn tokenizer(model: &LoadedModel) -> Result<&Tokenizer, PromptError> {
     model.tokenizer().map(AsRef::as_ref).ok_or(PromptError::NoTokenizer)
 }
 
-/// The prompt that asks for an answer to a conversation, through the model's chat template.
-pub fn chat(model: &LoadedModel, chat: &ChatPrompt<'_>) -> Result<Vec<u32>, PromptError> {
+/// The prompt that asks for an answer to a conversation, through the model's chat template. It may be longer than `max_seq`
+/// tokens, but is not made where that is certain.
+pub fn chat(model: &LoadedModel, chat: &ChatPrompt<'_>, max_seq: usize) -> Result<Vec<u32>, PromptError> {
     let tokenizer = tokenizer(model)?;
     let template = ChatTemplate::for_model(model.chat_template(), tokenizer)?;
     if chat.tools.is_some() && !template.reads("tools")? {
@@ -65,12 +80,26 @@ pub fn chat(model: &LoadedModel, chat: &ChatPrompt<'_>) -> Result<Vec<u32>, Prom
         kwargs: chat.kwargs.clone(),
         ..ChatRequest::new(&messages)
     };
-    Ok(tokenizer.encode(&template.render(&request)?, EncodeOptions::RENDERED_CHAT))
+    encode(tokenizer, &template.render(&request)?, EncodeOptions::RENDERED_CHAT, max_seq)
 }
 
 /// Text as it stands, with what the vocabulary puts in front of a text. The user wrote it all, so control tokens may be
-/// spelled out.
-pub fn raw(model: &LoadedModel, text: &str) -> Result<Vec<u32>, PromptError> {
+/// spelled out. Bounded by `max_seq` as [`chat`] is.
+pub fn raw(model: &LoadedModel, text: &str, max_seq: usize) -> Result<Vec<u32>, PromptError> {
     let options = EncodeOptions { add_special: true, parse_special: true };
-    Ok(tokenizer(model)?.encode(text, options))
+    encode(tokenizer(model)?, text, options, max_seq)
+}
+
+/// Tokens of a text, unless it is certain to be too long: making tokens of megabytes takes seconds.
+fn encode(
+    tokenizer: &Tokenizer,
+    text: &str,
+    options: EncodeOptions,
+    max_seq: usize,
+) -> Result<Vec<u32>, PromptError> {
+    let (bytes, tokens) = (text.len(), tokenizer.least_tokens(text));
+    if tokens > max_seq {
+        return Err(PromptError::TooLong { bytes, tokens, max_seq });
+    }
+    Ok(tokenizer.encode(text, options))
 }

@@ -173,14 +173,15 @@ impl Chat<'_> {
             enable_thinking: self.args.template.enable_thinking,
             kwargs: &self.args.template.kwargs(),
         };
+        let engine = &self.session.engine;
         let request = GenerateRequest {
-            prompt: prompt::chat(self.session.engine.model(), &chat)?,
+            prompt: prompt::chat(engine.model(), &chat, engine.plan().limits.max_seq)?,
             max_tokens: self.max_tokens,
             sampling: self.sampling.clone(),
             stop: self.args.sampling.stop.clone(),
             ignore_eos: self.args.sampling.ignore_eos,
         };
-        generate(&self.session.engine, self.interrupts, request, |piece| output::text(&piece.text))
+        generate(engine, self.interrupts, request, |piece| output::text(&piece.text))
     }
 
     /// Writes what only a person at a terminal wants to see.

@@ -22,7 +22,8 @@ pub fn serve_until_end(
     load: Option<FirstLoad>,
     config: ConfigFile,
 ) -> Result<(), Failure> {
-    let http = http.map(|address| HttpServer::bind(address, args.api_key)).transpose()?;
+    let key = args.api_key()?;
+    let http = http.map(|address| HttpServer::bind(address, key)).transpose()?;
     if let Some(server) = &http {
         output::note(&format!("listening on http://{}", server.address()));
     }

@@ -44,7 +44,9 @@ pub fn generate(
                 continue;
             }
             // The log tells of recoveries.
-            Ok(Wake::Item(GenerateEvent::Started { .. } | GenerateEvent::Recovering { .. })) => continue,
+            Ok(Wake::Item(
+                GenerateEvent::Accepted | GenerateEvent::Started { .. } | GenerateEvent::Recovering { .. },
+            )) => continue,
             Ok(Wake::Item(GenerateEvent::Token { id, text, .. })) => Piece { token: Some(id), text },
             Ok(Wake::Item(GenerateEvent::Text { text })) => Piece { token: None, text },
             Ok(Wake::Item(GenerateEvent::Done(completion))) => return Ok(Answer::Complete(completion)),

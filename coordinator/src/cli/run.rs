@@ -9,7 +9,7 @@ use super::output;
 use super::session::Prepared;
 use crate::config::Config;
 use crate::engine::{Completion, GenerateRequest};
-use crate::open::{LoadedModel, TextNeed};
+use crate::open::TextNeed;
 use crate::prompt::{self, ChatPrompt};
 use crate::sampler::draw_seed;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ pub fn run(args: &RunArgs, config: &Config) -> Result<(), Failure> {
         args.saved.or(args.placement.to_single_request(config)),
         config,
     )?;
-    let prompt = prompt_ids(args, &prepared.model, &text)?;
+    let prompt = prompt_ids(args, &prepared, &text)?;
     let generation = config.generation();
     let sampling = args.sampling.to_params(&generation, draw_seed());
     let seed = sampling.seed;
@@ -95,9 +95,11 @@ fn prompt_text(args: &RunArgs) -> Result<String, Failure> {
     input::text()
 }
 
-fn prompt_ids(args: &RunArgs, model: &LoadedModel, text: &str) -> Result<Vec<u32>, Failure> {
+fn prompt_ids(args: &RunArgs, prepared: &Prepared, text: &str) -> Result<Vec<u32>, Failure> {
+    let Prepared { model, plan, .. } = prepared;
+    let max_seq = plan.limits.max_seq;
     if args.raw {
-        return Ok(prompt::raw(model, text)?);
+        return Ok(prompt::raw(model, text, max_seq)?);
     }
     let mut messages: Vec<Value> = args.template.system_message().into_iter().collect();
     messages.push(json!({"role": "user", "content": text}));
@@ -107,5 +109,5 @@ fn prompt_ids(args: &RunArgs, model: &LoadedModel, text: &str) -> Result<Vec<u32
         enable_thinking: args.template.enable_thinking,
         kwargs: &args.template.kwargs(),
     };
-    Ok(prompt::chat(model, &chat)?)
+    Ok(prompt::chat(model, &chat, max_seq)?)
 }

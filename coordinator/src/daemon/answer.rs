@@ -72,7 +72,7 @@ fn sink(client: &Arc<Client>, id: &str, end: oneshot::Sender<End>) -> EventSink 
         }
     };
     Box::new(move |event| match event {
-        GenerateEvent::Started { .. } => {}
+        GenerateEvent::Accepted | GenerateEvent::Started { .. } => {}
         GenerateEvent::Recovering { code, message } => {
             outbox.push(&Event::Recovering { id: id.clone(), code, message });
         }
@@ -96,8 +96,9 @@ async fn prepare(
 ) -> Result<(Asked, Option<Turn>), RequestError> {
     ticket.admitted().await;
     let for_prompt = client.clone();
+    let held = client.service.hold().await;
     ask(
-        &client.service,
+        held,
         &Arc::new(generate),
         |defaults| &defaults.lines,
         move |resident, generate| match &generate.source {
@@ -106,7 +107,7 @@ async fn prepare(
                 builder.build(prompt, system.as_deref()).map(|(ids, turn)| (ids, Some(turn)))
             }
             Source::Messages(_) | Source::Raw(_) | Source::Ids(_) => {
-                stateless(resident.engine.model(), generate).map(|ids| (ids, None))
+                stateless(&resident.engine, generate).map(|ids| (ids, None))
             }
         },
     )
@@ -124,14 +125,16 @@ impl TurnBuilder<'_> {
     /// A turn of the conversation, which starts anew when it would not fit any more.
     fn build(&self, user: &str, system: Option<&str>) -> Result<(Vec<u32>, Turn), PromptError> {
         let begin = |system| self.client.conversation().begin(self.resident.load, user, system);
-        let render = |messages: &[_]| render(self.resident.engine.model(), self.generate, messages);
+        let render = |messages: &[_]| render(&self.resident.engine, self.generate, messages);
         let (messages, turn) = begin(system);
-        let ids = render(&messages)?;
         let room = self.resident.engine.plan().limits.max_seq;
         let most = max_tokens(self.generate, &self.resident.generations.lines);
         let first_turn = self.client.conversation().is_empty();
-        if first_turn || ids.len().saturating_add(most) <= room {
-            return Ok((ids, turn));
+        match render(&messages) {
+            Ok(ids) if first_turn || ids.len().saturating_add(most) <= room => return Ok((ids, turn)),
+            Ok(_) => {}
+            Err(PromptError::TooLong { .. }) if !first_turn => {}
+            Err(error) => return Err(error),
         }
         let kept_system = {
             let mut conversation = self.client.conversation();

@@ -1,10 +1,10 @@
 //! From a `generate`, whichever front it came through, to a request in the engine.
 
 use super::conversation::Conversation;
-use super::service::{Held, Resident, Service, blocking};
+use super::service::{Held, NO_MODEL, Resident};
+use super::start::blocking;
 use crate::config::{Generation, Generations};
 use crate::engine::{Engine, ErrorClass, EventSink, GenerateRequest, RequestError, RequestId};
-use crate::open::LoadedModel;
 use crate::prompt::{self, ChatPrompt, PromptError};
 use crate::sampler::SamplingParams;
 use serde_json::Value;
@@ -30,25 +30,22 @@ pub struct Running {
     id: RequestId,
 }
 
-/// Waits for the model, takes what the request leaves out from `defaults`, and has `build` make the prompt, and whatever else, on a thread where it may take its time.
+/// Takes what the request leaves out from `defaults`, and has `build` make the prompt, and whatever else, on a thread where it may
+/// take its time. That goes on when this is given up, so whatever bounds it belongs to `build`.
 pub async fn ask<T: Send + 'static>(
-    service: &Service,
+    held: Held,
     generate: &Arc<Generate>,
     defaults: fn(&Generations) -> &Generation,
     build: impl FnOnce(&Resident, &Generate) -> Result<(Vec<u32>, T), PromptError> + Send + 'static,
 ) -> Result<(Asked, T), RequestError> {
-    let held = service.hold().await;
     let Some(resident) = held.as_ref().cloned() else {
-        let message = "no model is loaded; send a load message first";
-        return Err(RequestError::new("no_model_loaded", ErrorClass::Validation, message));
+        return Err(RequestError::new("no_model_loaded", ErrorClass::Validation, NO_MODEL));
     };
     let (engine, settings) = (resident.engine.clone(), defaults(&resident.generations).clone());
     let for_prompt = generate.clone();
     let (prompt, rest) = match blocking(move || build(&resident, &for_prompt)).await {
         Ok(Ok(built)) => built,
-        Ok(Err(error)) => {
-            return Err(RequestError::new(error.code(), ErrorClass::Validation, error.to_string()));
-        }
+        Ok(Err(error)) => return Err(refusal(&error)),
         Err(_) => {
             let message = "making the prompt ended unexpectedly; see the log on standard error";
             return Err(RequestError::internal(message));
@@ -62,6 +59,14 @@ pub async fn ask<T: Send + 'static>(
         ignore_eos: generate.ignore_eos,
     };
     Ok((Asked { held, engine, request }, rest))
+}
+
+fn refusal(error: &PromptError) -> RequestError {
+    let class = match error {
+        PromptError::TooLong { .. } => ErrorClass::ContextLength,
+        PromptError::NoTokenizer | PromptError::NoTools | PromptError::Template(_) => ErrorClass::Validation,
+    };
+    RequestError::new(error.code(), class, error.to_string())
 }
 
 impl Asked {
@@ -88,27 +93,27 @@ impl Drop for Running {
 }
 
 /// Token ids of a request that stands alone; a turn counts as the first of a conversation.
-pub fn stateless(model: &LoadedModel, generate: &Generate) -> Result<Vec<u32>, PromptError> {
+pub fn stateless(engine: &Engine, generate: &Generate) -> Result<Vec<u32>, PromptError> {
     match &generate.source {
         Source::Ids(ids) => Ok(ids.clone()),
-        Source::Raw(text) => prompt::raw(model, text),
-        Source::Messages(messages) => render(model, generate, messages),
+        Source::Raw(text) => prompt::raw(engine.model(), text, engine.plan().limits.max_seq),
+        Source::Messages(messages) => render(engine, generate, messages),
         Source::Turn { prompt, system } => {
             let (messages, _) = Conversation::default().begin(0, prompt, system.as_deref());
-            render(model, generate, &messages)
+            render(engine, generate, &messages)
         }
     }
 }
 
 /// Token ids of a conversation, with what the request says about the template.
-pub fn render(model: &LoadedModel, generate: &Generate, messages: &[Value]) -> Result<Vec<u32>, PromptError> {
+pub fn render(engine: &Engine, generate: &Generate, messages: &[Value]) -> Result<Vec<u32>, PromptError> {
     let chat = ChatPrompt {
         messages,
         tools: generate.tools.as_deref(),
         enable_thinking: generate.enable_thinking,
         kwargs: &generate.template_kwargs,
     };
-    prompt::chat(model, &chat)
+    prompt::chat(engine.model(), &chat, engine.plan().limits.max_seq)
 }
 
 /// Most tokens of the answer.

@@ -5,7 +5,8 @@ use super::conversation::Conversation;
 use super::line::LineReader;
 use super::order::{Barrier, Order};
 use super::outbox::{Outbox, outbox};
-use super::service::{LoadError, Resident, Service, Wanted, stages};
+use super::service::{Resident, Service, stages};
+use super::start::{LoadError, Wanted};
 use crate::workers::{Link, LoadProgress};
 use spillway_model::tokenizer::TokenizerOptions;
 use spillway_protocol::jsonl::{

@@ -14,19 +14,21 @@ mod outbox;
 mod service;
 mod signals;
 mod socket;
+mod start;
 
 use crate::config::ConfigFile;
 use crate::http::{self, HttpServer};
 use crate::workers::LoadProgress;
-pub(crate) use ask::{Running, ask, stateless};
+pub(crate) use ask::{Asked, Running, ask, stateless};
 use client::serve;
 pub(crate) use client::{Ending, reached};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-pub use service::{LoadError, Wanted};
-pub(crate) use service::{RequestCount, Resident, Service};
+use service::First;
+pub(crate) use service::{Held, RequestCount, Resident, Service};
 use signals::{Heard, Signals};
 pub use socket::SocketError;
 use socket::SocketFile;
+pub use start::{LoadError, Wanted};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -117,7 +119,7 @@ pub enum DaemonEnd {
 pub fn run(options: DaemonOptions) -> Result<DaemonEnd, DaemonError> {
     let socket = options.listen.as_deref().map(socket::listen).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let end = runtime.block_on(async { Daemon::start(options)?.serve(socket).await });
+    let end = runtime.block_on(async { Daemon::start(options).await?.serve(socket).await });
     // A read of standard input may be stuck in the system; it must not keep the process.
     runtime.shutdown_background();
     end
@@ -139,7 +141,7 @@ struct Daemon {
 
 impl Daemon {
     /// Starts everything but the local socket.
-    fn start(options: DaemonOptions) -> Result<Daemon, DaemonError> {
+    async fn start(options: DaemonOptions) -> Result<Daemon, DaemonError> {
         let mut daemon = Daemon {
             service: Arc::new(Service::new(options.config)),
             signals: Signals::new(options.drain_limit)?,
@@ -149,6 +151,11 @@ impl Daemon {
             interrupted: false,
             failed: None,
         };
+        if let Some(load) = options.load {
+            // Before anybody can ask, so that all requests wait for it.
+            let first = daemon.service.begin_first().await;
+            daemon.loads.spawn(load_first(daemon.service.clone(), first, load));
+        }
         if options.stdio {
             let stdout = io::stdout().as_fd().try_clone_to_owned()?;
             daemon.serve_client(tokio::io::stdin(), tokio::io::stdout(), stdout);
@@ -156,9 +163,6 @@ impl Daemon {
         if let Some(server) = options.http {
             let serving = http::serve(server, daemon.service.clone(), daemon.ending.subscribe());
             daemon.clients.spawn(serving);
-        }
-        if let Some(load) = options.load {
-            daemon.loads.spawn(load_first(daemon.service.clone(), load));
         }
         Ok(daemon)
     }
@@ -240,15 +244,16 @@ impl Daemon {
         to: impl AsyncWrite + Unpin + Send + 'static,
         fd: OwnedFd,
     ) {
-        let serving = serve(self.service.clone(), from, to, hangup(fd), self.ending.subscribe());
+        let serving =
+            serve(self.service.clone(), from, to, hangup(fd, PollFlags::empty()), self.ending.subscribe());
         self.clients.spawn(serving);
     }
 }
 
 /// Loads the model that the daemon begins with.
-async fn load_first(service: Arc<Service>, load: FirstLoad) -> Result<(), LoadError> {
+async fn load_first(service: Arc<Service>, first: First, load: FirstLoad) -> Result<(), LoadError> {
     let FirstLoad { wanted, progress, loaded } = load;
-    let resident = service.load(wanted, std::future::ready(()), progress).await?;
+    let resident = service.load_first(first, wanted, progress).await?;
     loaded(&resident.name());
     Ok(())
 }
@@ -279,17 +284,15 @@ async fn accept(listener: Option<&UnixListener>) -> UnixStream {
     }
 }
 
-/// Completes when nobody can read what is written to `fd` any more. A client that only closes its sending half still
-/// reads.
-async fn hangup(fd: OwnedFd) {
+/// Completes when nobody can read what is written to `fd` any more, or after one of the events `also`: a client that only closes
+/// its sending half still reads, but may count as gone all the same (`POLLRDHUP`).
+pub(crate) async fn hangup(fd: impl AsFd, also: PollFlags) {
     loop {
-        let mut fds = [PollFd::new(fd.as_fd(), PollFlags::empty())];
-        let gone = PollFlags::POLLHUP | PollFlags::POLLERR;
-        if poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
-            && fds[0].revents().is_some_and(|events| events.intersects(gone))
-        {
+        // First, so that what is answered at once still is for a client that has said its last word.
+        tokio::time::sleep(HANGUP_CHECK).await;
+        // Nothing else is asked for, so that whatever comes is an end.
+        if poll(&mut [PollFd::new(fd.as_fd(), also)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0) {
             return;
         }
-        tokio::time::sleep(HANGUP_CHECK).await;
     }
 }

@@ -2,38 +2,20 @@
 //!
 //! A request holds the model for reading while it runs; replacing or dropping the model takes it for writing. So a load
 //! waits for the requests that were accepted before it, requests accepted after it wait for the load, and nothing is
-//! answered by a model that is going away. A load is validated in full before it takes the model.
+//! answered by a model that is going away. A load is validated in full before it takes the model; where there is none, it takes
+//! its place at once, so that requests wait instead of being refused.
 
-use crate::cards::{CardLocks, LockError};
-use crate::config::{Config, ConfigError, ConfigFile, Generations};
-use crate::devices::THIS_PROGRAM;
-use crate::engine::{Engine, EngineError, EngineOptions, Readiness, Replan, StageStatus};
-use crate::open::{LoadedModel, OpenError, TextNeed, open_model_with};
-use crate::placement::{Placement, PlacementError};
+use super::start::{Before, LoadError, Start, Started, Wanted, blocking, validate};
+use crate::config::{ConfigFile, Generations};
+use crate::engine::{Engine, EngineOptions, Readiness, Replan, StageStatus};
 use crate::planner::Machine;
-use crate::replan::Replanner;
 use crate::workers::LoadProgress;
-use spillway_model::tokenizer::TokenizerOptions;
-use spillway_protocol::jsonl::{Class, Diagnosis, ErrorEvent, PlacementParams, StageReport, StageSummary};
+use spillway_protocol::jsonl::{Diagnosis, StageReport, StageSummary};
 use spillway_protocol::plan::{Execution, Plan, Stage};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
-use tokio::sync::{OwnedRwLockReadGuard, RwLock};
-
-/// A model to be loaded, and how.
-#[derive(Debug, Clone)]
-pub struct Wanted {
-    /// The file.
-    pub model: PathBuf,
-    /// What the file leaves open about its tokenizer.
-    pub tokenizer: TokenizerOptions,
-    /// A placement that was kept, instead of one that is made.
-    pub plan: Option<PathBuf>,
-    /// Placement, as far as the message tells it; settings tell the rest.
-    pub params: PlacementParams,
-}
+use tokio::sync::{OwnedMutexGuard, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
 /// A model that can be asked.
 #[derive(Debug, Clone)]
@@ -47,7 +29,7 @@ pub struct Resident {
     /// What requests get that leave it out.
     pub generations: Generations,
     /// Finds it another placement, also when it is started again.
-    replan: Arc<dyn Replan>,
+    pub replan: Arc<dyn Replan>,
 }
 
 impl Resident {
@@ -74,7 +56,7 @@ pub struct Service {
     model: Arc<RwLock<Option<Resident>>>,
     shown: Mutex<Shown>,
     /// One load or unload at a time, from validation to the end.
-    turn: tokio::sync::Mutex<Turn>,
+    turn: Arc<tokio::sync::Mutex<Turn>>,
     /// Requests accepted and not ended.
     requests: AtomicUsize,
     /// The daemon is ending.
@@ -92,90 +74,22 @@ struct Turn {
     wanted: Option<Wanted>,
 }
 
-/// What became of the model that was loaded before one that could not be started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Before {
-    /// There was none.
-    Nothing,
-    /// It serves again.
-    Restored,
-    /// It could not be started again, either; the log says why.
-    Lost,
-}
-
-impl Before {
-    fn words(self) -> &'static str {
-        match self {
-            Before::Nothing => "no model is loaded now",
-            Before::Restored => "the model before it serves again",
-            Before::Lost => {
-                "the model before it did not start again, either (see the log), so none is loaded now; `reload` tries it once more"
-            }
-        }
-    }
-}
-
-/// Why a model was not loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The file was refused; nothing has changed.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The placement was refused; nothing has changed.
-    #[error(transparent)]
-    Placement(#[from] PlacementError),
-    /// Settings cannot be used; nothing has changed.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// A device is in use by another process; nothing has changed.
-    #[error(transparent)]
-    Card(#[from] LockError),
-    /// There is no model to load again.
-    #[error("no model has been loaded, so there is none to load again; send a load message")]
-    NothingLoaded,
-    /// The workers could not be started, after the old model was dropped.
-    #[error("{error}; {}", before.words())]
-    Engine {
-        /// Why.
-        error: EngineError,
-        /// What became of the model that was loaded before.
-        before: Before,
-    },
-    /// The thread that did the work has panicked.
-    #[error("loading ended unexpectedly; see the log on standard error")]
-    Panicked,
-}
-
-impl LoadError {
-    /// Stable code.
-    pub fn code(&self) -> &'static str {
-        match self {
-            LoadError::Open(error) => error.code(),
-            LoadError::Placement(error) => error.code(),
-            LoadError::Card(error) => error.code(),
-            LoadError::NothingLoaded => "no_model_loaded",
-            LoadError::Config(error) => error.code(),
-            LoadError::Engine { error, .. } => error.code(),
-            LoadError::Panicked => "internal",
-        }
-    }
-
-    /// The event that tells a client.
-    pub fn event(&self, id: Option<String>) -> ErrorEvent {
-        let class = match self {
-            LoadError::Open(_)
-            | LoadError::Placement(_)
-            | LoadError::NothingLoaded
-            | LoadError::Config(_) => Class::Validation,
-            LoadError::Engine { .. } | LoadError::Card(_) => Class::Transient,
-            LoadError::Panicked => Class::Internal,
-        };
-        ErrorEvent::new(id, self.code(), class, self.to_string())
-    }
-}
+/// What is wrong without a model, in a sentence for users of every front.
+pub const NO_MODEL: &str =
+    "no model is loaded; send a \"load\" message over JSON lines, or start `spillway serve` again";
 
 /// The model, held for the life of a request.
 pub type Held = OwnedRwLockReadGuard<Option<Resident>>;
+
+/// The place of the model, held by a load: requests wait.
+type Slot = OwnedRwLockWriteGuard<Option<Resident>>;
+
+/// The turn of a first load, with the place where there is no model yet.
+#[derive(Debug)]
+pub struct First {
+    turn: OwnedMutexGuard<Turn>,
+    slot: Slot,
+}
 
 impl Service {
     /// No model yet; loads follow the settings of `config`.
@@ -186,6 +100,11 @@ impl Service {
     /// Holds the model; waits while it is being replaced.
     pub async fn hold(&self) -> Held {
         self.model.clone().read_owned().await
+    }
+
+    /// The same without waiting; none while the model is being replaced.
+    pub fn try_hold(&self) -> Option<Held> {
+        self.model.clone().try_read_owned().ok()
     }
 
     /// Counts a request until the returned value is dropped.
@@ -203,6 +122,29 @@ impl Service {
     ) -> Result<Resident, LoadError> {
         let mut turn = self.turn.lock().await;
         self.replace(&mut turn, wanted, earlier, progress).await
+    }
+
+    /// Begins a first load, before there are clients: all their requests wait for it.
+    pub async fn begin_first(&self) -> First {
+        let turn = self.turn.clone().lock_owned().await;
+        First { turn, slot: self.take_empty().await }
+    }
+
+    /// Loads the first model.
+    pub async fn load_first(
+        &self,
+        First { mut turn, slot }: First,
+        wanted: Wanted,
+        progress: impl FnMut(LoadProgress) + Send + 'static,
+    ) -> Result<Resident, LoadError> {
+        self.fill(&mut turn, slot, wanted, progress).await
+    }
+
+    /// Takes the place of the model where there is none.
+    async fn take_empty(&self) -> Slot {
+        let slot = self.model.clone().write_owned().await;
+        self.show(Shown::Loading);
+        slot
     }
 
     /// Replaces the model by what it was asked for with: its file and the devices may have changed, and a model that has failed
@@ -224,14 +166,16 @@ impl Service {
         earlier: impl Future<Output = ()>,
         progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Resident, LoadError> {
-        let given_back = self.resident_plan();
-        let (asked, config) = (wanted.clone(), self.config.clone());
-        let (start, options) = blocking(move || validate(asked, given_back.as_ref(), &config)).await??;
+        let Some(resident) = self.resident() else {
+            // They are refused or have been; those that come from now on wait.
+            earlier.await;
+            let slot = self.take_empty().await;
+            return self.fill(turn, slot, wanted, progress).await;
+        };
+        let (start, options) = self.validate(&wanted).await?;
         earlier.await;
         let mut slot = self.model.write().await;
-        let before = slot.clone();
-        self.drop_resident(&mut slot).await;
-        self.show(Shown::Loading);
+        self.drop_resident(&mut slot, Shown::Loading).await;
         let error = match start.run(options.clone(), progress).await {
             Ok(started) => {
                 turn.wanted = Some(wanted);
@@ -239,29 +183,51 @@ impl Service {
             }
             Err(error) => error,
         };
-        let again = match before {
-            Some(resident) => Some(Start::again(&resident).run(options, |_| {}).await),
-            None => None,
-        };
-        let before = match again {
-            Some(Ok(started)) => {
+        let before = match Start::again(&resident).run(options, |_| {}).await {
+            Ok(started) => {
                 self.install(&mut slot, turn, started);
                 Before::Restored
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 tracing::error!(code = error.code(), "the model before did not start again: {error}");
                 self.show(Shown::Nothing);
                 Before::Lost
-            }
-            None => {
-                self.show(Shown::Nothing);
-                Before::Nothing
             }
         };
         Err(match error {
             LoadError::Engine { error, .. } => LoadError::Engine { error, before },
             other => other,
         })
+    }
+
+    /// Loads a model where there is none.
+    async fn fill(
+        &self,
+        turn: &mut Turn,
+        mut slot: Slot,
+        wanted: Wanted,
+        progress: impl FnMut(LoadProgress) + Send + 'static,
+    ) -> Result<Resident, LoadError> {
+        let started = match self.validate(&wanted).await {
+            Ok((start, options)) => start.run(options, progress).await,
+            Err(error) => Err(error),
+        };
+        match started {
+            Ok(started) => {
+                turn.wanted = Some(wanted);
+                Ok(self.install(&mut slot, turn, started))
+            }
+            Err(error) => {
+                self.show(Shown::Nothing);
+                Err(error)
+            }
+        }
+    }
+
+    /// Checks everything that can be checked while a model serves.
+    async fn validate(&self, wanted: &Wanted) -> Result<(Start, EngineOptions), LoadError> {
+        let (wanted, config, given_back) = (wanted.clone(), self.config.clone(), self.resident_plan());
+        blocking(move || validate(wanted, given_back.as_ref(), &config)).await?
     }
 
     /// Makes a started model the resident one.
@@ -285,11 +251,12 @@ impl Service {
         earlier.await;
         turn.wanted = None;
         let mut slot = self.model.write().await;
-        self.drop_resident(&mut slot).await;
+        self.drop_resident(&mut slot, Shown::Nothing).await;
     }
 
-    async fn drop_resident(&self, slot: &mut Option<Resident>) {
-        self.show(Shown::Nothing);
+    /// Drops the model, if there is one; `shown` is what takes its place.
+    async fn drop_resident(&self, slot: &mut Option<Resident>, shown: Shown) {
+        self.show(shown);
         if let Some(resident) = slot.take()
             && blocking(move || resident.engine.shutdown()).await.is_err()
         {
@@ -316,7 +283,7 @@ impl Service {
             return Readiness::not("draining", "the daemon is ending and takes no more requests");
         }
         match &*self.shown() {
-            Shown::Nothing => Readiness::not("none", "no model is loaded; send a load message first"),
+            Shown::Nothing => Readiness::not("none", NO_MODEL),
             Shown::Loading => Readiness::not("loading", "a model is being loaded; requests wait for it"),
             Shown::Model(resident) => resident.engine.readiness(),
         }
@@ -381,73 +348,6 @@ impl Service {
     fn shown(&self) -> MutexGuard<'_, Shown> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// What it takes to start a model.
-struct Start {
-    model: Arc<LoadedModel>,
-    plan: Plan,
-    generations: Generations,
-    cards: CardLocks,
-    replan: Arc<dyn Replan>,
-}
-
-/// A model that has been started.
-struct Started {
-    engine: Engine,
-    generations: Generations,
-    replan: Arc<dyn Replan>,
-}
-
-impl Start {
-    /// The same again, for a model whose workers have ended.
-    fn again(Resident { engine, generations, replan, .. }: &Resident) -> Self {
-        Self {
-            model: engine.model().clone(),
-            plan: Plan::clone(&engine.plan()),
-            generations: generations.clone(),
-            cards: engine.cards(),
-            replan: replan.clone(),
-        }
-    }
-
-    async fn run(
-        self,
-        options: EngineOptions,
-        progress: impl FnMut(LoadProgress) + Send + 'static,
-    ) -> Result<Started, LoadError> {
-        let Self { model, plan, generations, cards, replan } = self;
-        let options = EngineOptions { cards, replan: Some(replan.clone()), ..options };
-        let engine = blocking(move || Engine::start(model, plan, options, progress)).await?;
-        let engine = engine.map_err(|error| LoadError::Engine { error, before: Before::Nothing })?;
-        Ok(Started { engine, generations, replan })
-    }
-}
-
-/// Everything that can be refused, with no side effect but the locks on devices, which go with the result.
-fn validate(
-    wanted: Wanted,
-    given_back: Option<&Plan>,
-    config: &ConfigFile,
-) -> Result<(Start, EngineOptions), LoadError> {
-    let config = Config::load(config)?;
-    let model = open_model_with(&wanted.model, TextNeed::Required, &wanted.tokenizer)?;
-    let request = config.placement(wanted.params);
-    let placement = Placement::of(wanted.plan, request);
-    let plan = placement.place(model.summary(), Path::new(THIS_PROGRAM), given_back)?;
-    for warning in &plan.warnings {
-        tracing::warn!("{warning}");
-    }
-    let cards = CardLocks::take(&plan, placement.shares_devices())?;
-    let model = Arc::new(model);
-    let replan = Arc::new(Replanner::new(model.clone(), placement.request(&plan)));
-    let start = Start { model, plan, generations: config.generations(), cards, replan };
-    Ok((start, config.engine_options()))
-}
-
-/// Runs `work` on a thread where it may take its time.
-pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, LoadError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| LoadError::Panicked)
 }
 
 /// Who runs which layers, and how rows get from one GPU to the next.

@@ -72,6 +72,11 @@ impl Answer {
         self.max_tokens
     }
 
+    /// The request is let in, which the user hears at once: it may have to wait.
+    pub(super) fn accept(&mut self) {
+        (self.sink)(GenerateEvent::Accepted);
+    }
+
     /// The request left the queue.
     pub(super) fn start(&mut self, cached_tokens: usize) {
         self.cached = cached_tokens;

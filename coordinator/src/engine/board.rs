@@ -72,13 +72,14 @@ impl Board {
 
     /// Puts a request at the end of the queue. One that wants no token is done at once.
     pub(super) fn enqueue(&mut self, mut request: Waiting) {
-        if let Output::Answer(answer) = &mut request.output
-            && answer.max_tokens() == 0
-        {
-            answer.start(0);
-            answer.finish(FinishReason::Length, &request.prompt);
-            self.ended.push(request.output);
-            return;
+        if let Output::Answer(answer) = &mut request.output {
+            answer.accept();
+            if answer.max_tokens() == 0 {
+                answer.start(0);
+                answer.finish(FinishReason::Length, &request.prompt);
+                self.ended.push(request.output);
+                return;
+            }
         }
         self.waiting.push_back(request);
     }

@@ -1,7 +1,7 @@
 //! What a user of the engine sends and receives.
 
 use super::supervisor::WINDOW;
-use crate::sampler::SamplingParams;
+use crate::sampler::{ParamError, SamplingParams};
 use crate::workers::WorkerError;
 use serde::Serialize;
 use spillway_model::tokenizer::Tokenizer;
@@ -40,10 +40,12 @@ pub struct ScoreRequest {
 /// Where the events of a request go. Called on the engine's thread: it must not block.
 pub type EventSink = Box<dyn FnMut(GenerateEvent) + Send>;
 
-/// What happens to an accepted request, in order: `Started`, then `Token`, `Text` and `Recovering` any number of times, and
-/// exactly one of `Done`, `Failed`, `Aborted`. The pieces of text concatenate to [`Completion::text`].
+/// What happens to a request, in order: `Accepted`, `Started`, then `Token`, `Text` and `Recovering` any number of times, and
+/// exactly one of `Done`, `Failed`, `Aborted`. The last one may come at any time, and `Failed` alone where the queue is full. The pieces of text concatenate to [`Completion::text`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum GenerateEvent {
+    /// The request has got a slot or a place in the queue.
+    Accepted,
     /// The request left the queue.
     Started {
         /// Prompt tokens that were already in the slot and are not computed again.
@@ -193,6 +195,8 @@ pub struct RequestError {
     pub message: String,
     /// Whether the same request may succeed later.
     pub retryable: bool,
+    /// The parameter that is wrong, where the code does not tell.
+    pub field: Option<&'static str>,
     /// Whether the engine has given up: nothing can be asked of it any more.
     pub given_up: bool,
 }
@@ -209,9 +213,7 @@ impl GenerateRequest {
             self.prompt.push(tokenizer.and_then(Tokenizer::bos).ok_or_else(RequestError::empty_prompt)?);
         }
         check_ids(&self.prompt, plan)?;
-        self.sampling
-            .validate(plan.model.vocab)
-            .map_err(|error| RequestError::new(error.code(), ErrorClass::Validation, error.to_string()))?;
+        self.sampling.validate(plan.model.vocab).map_err(|error| RequestError::sampling(&error))?;
         self.check_stops(tokenizer.is_some())
     }
 
@@ -291,8 +293,15 @@ impl RequestError {
             class,
             message: message.into(),
             retryable: class == ErrorClass::Transient,
+            field: None,
             given_up: false,
         }
+    }
+
+    /// A parameter of sampling is out of its range.
+    fn sampling(error: &ParamError) -> RequestError {
+        let field = Some(error.field);
+        RequestError { field, ..RequestError::new(error.code(), ErrorClass::Validation, error.to_string()) }
     }
 
     /// A worker failed, and the request with it.

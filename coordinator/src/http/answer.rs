@@ -1,207 +1,151 @@
-//! One completion: from the body to the whole answer, or to a stream of server-sent events.
+//! One completion: from the body to the engine, and to the whole answer or a stream.
+//!
+//! Reading a large body and making it into a prompt takes time and many times its size in memory, and goes on when its client goes
+//! away. So there are turns for it, which belong to the work and not to the client. Nobody waits for a model with a turn.
 
+use super::answering::Answering;
 use super::body::{read, to_object};
 use super::chunks::Frame;
 use super::error::{ApiError, json_response};
 use super::request::{Asked, Endpoint, parse};
 use super::routes::App;
-use crate::daemon::{Ending, RequestCount, Running, ask, reached, stateless};
-use crate::engine::{Completion, ErrorClass, GenerateEvent, RequestError};
+use super::stream;
+use crate::daemon::{Ending, Held, RequestCount, ask, reached, stateless};
+use crate::engine::RequestError;
 use crate::sampler::draw_seed;
 use axum::extract::Request;
-use axum::http::{HeaderName, StatusCode};
-use axum::response::sse::{Event, Sse};
-use axum::response::{IntoResponse, Response};
-use futures_util::stream::{self, Stream};
-use spillway_protocol::jsonl::Generate;
-use std::collections::VecDeque;
-use std::convert::Infallible;
+use axum::http::StatusCode;
+use axum::response::Response;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio::sync::watch;
+use std::time::SystemTime;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
 
-/// How long a stream may say nothing. Proxies and clients give up connections that are silent for long, and a request may wait
-/// in the queue for minutes.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// A request on its way into the engine.
+pub type Starting = Pin<Box<dyn Future<Output = Result<(Answering, Frame), ApiError>> + Send>>;
 
-/// Tells proxies not to collect a stream before they pass it on.
-const UNBUFFERED: (HeaderName, &str) = (HeaderName::from_static("x-accel-buffering"), "no");
+/// A request as it was sent.
+struct Sent {
+    endpoint: Endpoint,
+    body: Vec<u8>,
+    /// Id of the answer.
+    id: String,
+    /// When it came, in seconds since 1970.
+    created: u64,
+}
+
+/// What a request occupies while it is worked on. The work owns it, for it cannot be broken off.
+struct Work {
+    turn: OwnedSemaphorePermit,
+    count: RequestCount,
+}
 
 /// Answers one request.
 pub async fn answer(app: App, endpoint: Endpoint, request: Request) -> Result<Response, ApiError> {
     // Counted before the body is there: a request that is being sent is in flight.
     let count = app.service.count_request();
     let body = read(request).await?;
-    // Fails only when it is closed, which it never is.
-    let turn = app.prompts.clone().acquire_owned().await;
     let prefix = match endpoint {
         Endpoint::Chat => "chatcmpl",
         Endpoint::Text => "cmpl",
     };
     let id = format!("{prefix}-{:014x}", draw_seed());
-    let for_parsing = id.clone();
-    let parsed = spawn_blocking(move || parse(endpoint, to_object(&body)?, for_parsing, draw_seed()));
-    let parsed = parsed.await.unwrap_or_else(|_| {
-        let message = "reading the request ended unexpectedly; see the log on standard error";
-        Err(ApiError::from(&RequestError::internal(message)))
-    });
-    let Asked { generate, stream, include_usage } = parsed?;
-    let (answering, model) = Answering::start(app, generate, count).await?;
-    drop(turn);
     let created = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
-    let frame = Frame { endpoint, id, created, model, include_usage };
-    if stream {
-        return Ok(([UNBUFFERED], Sse::new(events(answering, frame))).into_response());
+    let sent = Arc::new(Sent { endpoint, body, id, created });
+    let (asked, work) = sent.read(Work::begin(&app, count).await?).await?;
+    let is_stream = asked.stream;
+    let starting: Starting = Box::pin(start(app, sent, asked, work));
+    if is_stream {
+        return stream::respond(starting).await;
     }
+    let (answering, frame) = starting.await?;
     let completion = answering.whole().await?;
     Ok(json_response(StatusCode::OK, &frame.whole(&completion)))
 }
 
-/// A request in the engine. When it is dropped, because its client has gone away, the engine drops it, too.
-struct Answering {
-    running: Running,
-    /// What the engine says. It waits here without a bound of its own: there is never more than one answer, and that is no
-    /// longer than the context.
-    events: UnboundedReceiver<GenerateEvent>,
-    ending: watch::Receiver<Ending>,
-    /// The daemon has stopped and the request been aborted.
-    aborted: bool,
-    _count: RequestCount,
-}
-
-/// What happens to an answer, as a client sees it.
-enum Step {
-    Text(String),
-    Recovering { code: &'static str, message: String },
-    End(Box<Result<Completion, ApiError>>),
-}
-
-impl Answering {
-    /// Gives the request to the engine, once there is a model; also the name of the model.
-    async fn start(app: App, generate: Generate, count: RequestCount) -> Result<(Self, String), ApiError> {
-        let App { service, mut ending, .. } = app;
-        let generate = Arc::new(generate);
-        let asked = ask(
-            &service,
-            &generate,
-            |defaults| &defaults.openai,
-            |resident, generate| Ok((stateless(resident.engine.model(), generate)?, resident.name())),
-        );
-        let (asked, name) = tokio::select! {
-            // Looked at first: a load that is given up at the end leaves no model.
-            biased;
-            () = reached(&mut ending, Ending::Stopping) => return Err(ApiError::shutting_down()),
-            asked = asked => asked.map_err(|error| ApiError::from(&error))?,
-        };
-        let (sender, events) = unbounded_channel();
-        // Fails when the client has gone away; the request is being aborted then.
-        let sink = Box::new(move |event| drop(sender.send(event)));
-        let running = asked.submit(sink).map_err(|error| ApiError::from(&error))?;
-        Ok((Answering { running, events, ending, aborted: false, _count: count }, name))
-    }
-
-    /// What happens next. Nothing is lost when the wait is given up.
-    async fn next(&mut self) -> Step {
-        loop {
-            let event = tokio::select! {
-                event = self.events.recv() => event,
-                () = reached(&mut self.ending, Ending::Stopping), if !self.aborted => {
-                    self.aborted = true;
-                    self.running.abort();
-                    continue;
-                }
+/// Gives a request to the engine, once there is a model, unless the daemon stops before.
+async fn start(app: App, sent: Arc<Sent>, asked: Asked, work: Work) -> Result<(Answering, Frame), ApiError> {
+    let mut ending = app.ending.clone();
+    let names = asked.names.clone();
+    let started = tokio::select! {
+        // Looked at first: a load that is given up at the end leaves no model.
+        biased;
+        () = reached(&mut ending, Ending::Stopping) => Err(ApiError::shutting_down()),
+        started = async {
+            let (held, asked, work) = match app.service.try_hold() {
+                Some(held) => (held, asked, work),
+                None => sent.wait(&app, asked, work).await?,
             };
-            let end = match event {
-                Some(GenerateEvent::Started { .. }) => continue,
-                Some(GenerateEvent::Token { text, .. } | GenerateEvent::Text { text }) => {
-                    return Step::Text(text);
-                }
-                Some(GenerateEvent::Recovering { code, message }) => {
-                    return Step::Recovering { code, message };
-                }
-                Some(GenerateEvent::Done(completion)) => Ok(completion),
-                Some(GenerateEvent::Failed(error)) => Err(ApiError::from(&error)),
-                // Nobody else aborts a request whose client is still there.
-                Some(GenerateEvent::Aborted(_)) => Err(ApiError::shutting_down()),
-                None => {
-                    let message = "the engine ended before the request did; load the model again";
-                    let error = RequestError::new("engine_ended", ErrorClass::Internal, message);
-                    Err(ApiError::from(&error))
-                }
-            };
-            return Step::End(Box::new(end));
-        }
-    }
-
-    /// The whole answer.
-    async fn whole(mut self) -> Result<Completion, ApiError> {
-        loop {
-            if let Step::End(end) = self.next().await {
-                return *end;
-            }
-        }
-    }
+            submit(app, &sent, held, asked, work).await
+        } => started,
+    };
+    started.map_err(|error| error.under(&names))
 }
 
-/// An answer on its way: what the engine still has to say, and what has been said and not been sent.
-struct Streaming {
-    /// None after the end.
-    answering: Option<Answering>,
-    frame: Frame,
-    ready: VecDeque<Event>,
+/// Makes the prompt and gives it to the engine.
+async fn submit(
+    app: App,
+    sent: &Sent,
+    held: Held,
+    Asked { generate, include_usage, .. }: Asked,
+    Work { turn, count }: Work,
+) -> Result<(Answering, Frame), ApiError> {
+    let generate = Arc::new(generate);
+    let asked = ask(
+        held,
+        &generate,
+        |defaults| &defaults.openai,
+        move |resident, generate| {
+            let prompt = stateless(&resident.engine, generate);
+            drop(turn);
+            Ok((prompt?, (resident.name(), count)))
+        },
+    );
+    let (asked, (model, count)) = asked.await.map_err(|error| ApiError::from(&error))?;
+    let &Sent { endpoint, created, .. } = sent;
+    let frame = Frame { endpoint, id: sent.id.clone(), created, model, include_usage };
+    Ok((Answering::start(asked, count, app.ending).await?, frame))
 }
 
-/// The answer as events. It ends with `[DONE]`, or with an error and without.
-fn events(answering: Answering, frame: Frame) -> impl Stream<Item = Result<Event, Infallible>> + Send {
-    let ready = frame.first().map(|first| data(&first)).into_iter().collect();
-    let streaming = Streaming { answering: Some(answering), frame, ready };
-    stream::unfold(streaming, |mut streaming| async {
-        let event = streaming.next().await?;
-        Some((Ok(event), streaming))
-    })
-}
-
-impl Streaming {
-    async fn next(&mut self) -> Option<Event> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Some(event);
-            }
-            let answering = self.answering.as_mut()?;
-            let Ok(step) = timeout(KEEP_ALIVE, answering.next()).await else {
-                return Some(Event::default().comment("waiting"));
-            };
-            self.take(step);
-        }
-    }
-
-    /// Turns a step into events.
-    fn take(&mut self, step: Step) {
-        match step {
-            Step::Text(text) if text.is_empty() => {}
-            Step::Text(text) => self.ready.push_back(data(&self.frame.text(&text))),
-            Step::Recovering { code, message } => {
-                let comment = format!("recovering {code}: {message}").replace(['\r', '\n'], " ");
-                self.ready.push_back(Event::default().comment(comment));
-            }
-            Step::End(end) => {
-                self.answering = None;
-                match *end {
-                    Ok(completion) => {
-                        self.ready.push_back(data(&self.frame.last(&completion)));
-                        self.ready.extend(self.frame.usage(&completion).map(|usage| data(&usage)));
-                        self.ready.push_back(Event::default().data("[DONE]"));
-                    }
-                    Err(error) => self.ready.push_back(data(&error.body())),
-                }
-            }
-        }
+impl Work {
+    /// Waits for a turn.
+    async fn begin(app: &App, count: RequestCount) -> Result<Work, ApiError> {
+        // Fails only when it is closed, which it never is.
+        let turn = app.prompts.clone().acquire_owned().await.map_err(|_| broken())?;
+        Ok(Work { turn, count })
     }
 }
 
-fn data(value: &serde_json::Value) -> Event {
-    Event::default().data(value.to_string())
+impl Sent {
+    /// What the body asks for.
+    async fn read(self: &Arc<Self>, work: Work) -> Result<(Asked, Work), ApiError> {
+        let sent = self.clone();
+        let reading = spawn_blocking(move || {
+            let asked = to_object(&sent.body)
+                .and_then(|body| parse(sent.endpoint, body, sent.id.clone(), draw_seed()));
+            (asked, work)
+        });
+        let (asked, work) = reading.await.map_err(|_| broken())?;
+        Ok((asked?, work))
+    }
+
+    /// Waits while the model is being replaced: without a turn, and as the bytes that were sent, which are the smallest form. They
+    /// are read again afterwards.
+    async fn wait(
+        self: &Arc<Self>,
+        app: &App,
+        asked: Asked,
+        Work { turn, count }: Work,
+    ) -> Result<(Held, Asked, Work), ApiError> {
+        drop((asked, turn));
+        let held = app.service.hold().await;
+        let (asked, work) = self.read(Work::begin(app, count).await?).await?;
+        Ok((held, asked, work))
+    }
+}
+
+fn broken() -> ApiError {
+    let message = "reading the request ended unexpectedly; see the log on standard error";
+    ApiError::from(&RequestError::internal(message))
 }

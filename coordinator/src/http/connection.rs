@@ -3,11 +3,13 @@
 
 use super::listener::HttpServer;
 use super::routes::{App, router};
-use crate::daemon::{Ending, Service, reached};
+use super::socket::Socket;
+use crate::daemon::{Ending, Service, hangup, reached};
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use nix::poll::PollFlags;
 use nix::sys::socket::{setsockopt, sockopt};
 use std::io;
 use std::pin::pin;
@@ -37,6 +39,9 @@ const HEAD_LIMIT: Duration = Duration::from_secs(15);
 
 /// How long a client may take nothing of what waits for it.
 const STALL_LIMIT: Duration = Duration::from_secs(10);
+
+/// The event of a client that has closed its sending half, or all. `nix` has no name for it.
+const HALF_CLOSED: PollFlags = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
 
 /// How long aborted requests may take to say so when the daemon stops.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
@@ -116,7 +121,8 @@ async fn connection(
     // Tokens are small and must not wait for one another. A client that has just gone away refuses either.
     let _ = stream.set_nodelay(true);
     let _ = setsockopt(&stream, sockopt::SndBuf, &SEND_BUFFER_BYTES);
-    let mut stream = TimeoutStream::new(stream);
+    let socket = Socket::from(stream);
+    let mut stream = TimeoutStream::new(socket.clone());
     stream.set_write_timeout(Some(STALL_LIMIT));
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -124,12 +130,19 @@ async fn connection(
         .max_buf_size(BUFFER_BYTES)
         .serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(router));
     let mut served = pin!(served);
-    let result = tokio::select! {
-        result = &mut served => result,
-        () = reached(&mut ending, Ending::Draining) => {
-            served.as_mut().graceful_shutdown();
-            served.await
+    let answered = async {
+        tokio::select! {
+            result = &mut served => result,
+            () = reached(&mut ending, Ending::Draining) => {
+                served.as_mut().graceful_shutdown();
+                served.await
+            }
         }
+    };
+    let result = tokio::select! {
+        result = answered => result,
+        // Hyper would look only once it has read what comes next, and a client may have sent more before it went away.
+        () = hangup(socket, HALF_CLOSED) => return,
     };
     if let Err(error) = result {
         tracing::debug!(%error, "an HTTP client has gone away, does not read, or speaks something else");

@@ -10,7 +10,16 @@ use spillway_protocol::jsonl::LineError;
 const SHOULD_RETRY: &str = "x-should-retry";
 
 /// Fields that refusals by the engine are about, by code.
-const FIELDS: &[(&str, &str)] = &[("tools_unsupported", "tools"), ("invalid_stop", "stop")];
+const FIELDS: &[(&str, &str)] = &[
+    ("tools_unsupported", "tools"),
+    ("invalid_stop", "stop"),
+    ("empty_prompt", "prompt"),
+    ("token_out_of_range", "prompt"),
+    ("context_length_exceeded", "prompt"),
+    ("chat_template_refused", "prompt"),
+    ("messages_too_deep", "prompt"),
+    ("template_argument_reserved", "chat_template_kwargs"),
+];
 
 /// Why a request has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +44,19 @@ impl ApiError {
     pub fn field(code: &'static str, param: impl Into<String>, message: impl Into<String>) -> ApiError {
         let param = Some(param.into());
         ApiError { param, ..ApiError::invalid(StatusCode::BAD_REQUEST, code, message) }
+    }
+
+    /// The same with the field under the name that the client has sent; `names` are the program's own and the client's.
+    pub fn under(mut self, names: &[(&str, &'static str)]) -> ApiError {
+        if let Some(param) = &mut self.param
+            && let Some((own, sent)) = names.iter().find(|(own, _)| own == param)
+        {
+            if let Some(rest) = self.message.strip_prefix(own) {
+                self.message = format!("{sent}{rest}");
+            }
+            *param = (*sent).to_owned();
+        }
+        self
     }
 
     /// The server ends before the answer does.
@@ -81,8 +103,8 @@ impl From<&RequestError> for ApiError {
             (_, ErrorClass::Internal) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let retryable = error.retryable || error.code == "no_model_loaded";
-        let field = FIELDS.iter().find(|(code, _)| *code == error.code);
-        let param = field.map(|(_, field)| (*field).to_owned());
+        let by_code = || FIELDS.iter().find(|(code, _)| *code == error.code).map(|(_, field)| *field);
+        let param = error.field.or_else(by_code).map(str::to_owned);
         ApiError { retryable, param, ..ApiError::invalid(status, error.code, error.message.clone()) }
     }
 }

@@ -6,6 +6,7 @@
 
 mod access;
 mod answer;
+mod answering;
 mod body;
 mod chunks;
 mod connection;
@@ -15,6 +16,8 @@ mod messages;
 mod metrics;
 mod request;
 mod routes;
+mod socket;
+mod stream;
 
 pub use access::{ApiKey, KeyError};
 pub(crate) use connection::serve;

@@ -29,6 +29,8 @@ pub struct Asked {
     pub stream: bool,
     /// Whether a stream ends with the numbers of tokens.
     pub include_usage: bool,
+    /// Fields that the program calls otherwise than the client does: its own name and the client's.
+    pub names: Vec<(&'static str, &'static str)>,
 }
 
 /// Tokens of a text completion whose request does not say; OpenAI's.
@@ -83,6 +85,10 @@ const CHAT: &[Foreign] = &[
     row("add_generation_prompt", PREFILL, Off::True),
 ];
 
+/// Refused among the variables of the template, where they would do the same.
+const TEMPLATE: &[Foreign] =
+    &[row("continue_final_message", PREFILL, Off::False), row("add_generation_prompt", PREFILL, Off::True)];
+
 /// Refused at `/v1/completions`.
 const TEXT: &[Foreign] = &[
     row("logprobs", LOGPROBS, Off::Never),
@@ -100,10 +106,21 @@ impl FromField for Seed {
     }
 }
 
+/// The prompt of a text completion, looked at later.
+struct Prompt(Value);
+
+impl FromField for Prompt {
+    const EXPECTED: &'static str = "a string or an array of token ids";
+    fn from_field(value: &Value) -> Option<Self> {
+        Some(Prompt(value.clone()))
+    }
+}
+
 /// Reads a body. `id` names the request, `seed` stands in where none is given.
 pub fn parse(endpoint: Endpoint, body: Map<String, Value>, id: String, seed: u64) -> Result<Asked, ApiError> {
     let mut fields = Fields::new("the request", "", body);
     fields.refuse(COMMON)?;
+    let names = names(endpoint, &fields);
     fields.refuse(match endpoint {
         Endpoint::Chat => CHAT,
         Endpoint::Text => TEXT,
@@ -122,7 +139,7 @@ pub fn parse(endpoint: Endpoint, body: Map<String, Value>, id: String, seed: u64
         source,
         tools,
         enable_thinking: fields.take("enable_thinking")?,
-        template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
+        template_kwargs: take_template_kwargs(&mut fields)?,
         max_tokens: max_tokens.or(match endpoint {
             Endpoint::Chat => None,
             Endpoint::Text => Some(TEXT_MAX_TOKENS),
@@ -140,7 +157,13 @@ pub fn parse(endpoint: Endpoint, body: Map<String, Value>, id: String, seed: u64
         seed: Some(fields.take("seed")?.map_or(seed, |Seed(seed)| seed)),
         logit_bias: fields.take("logit_bias")?.map(|Biases(biases)| biases).unwrap_or_default(),
     };
-    Ok(Asked { generate, stream, include_usage })
+    Ok(Asked { generate, stream, include_usage, names })
+}
+
+fn names(endpoint: Endpoint, fields: &Fields) -> Vec<(&'static str, &'static str)> {
+    let source = (endpoint == Endpoint::Chat).then_some(("prompt", "messages"));
+    let penalty = fields.has("repetition_penalty").then_some(("repeat_penalty", "repetition_penalty"));
+    source.into_iter().chain(penalty).collect()
 }
 
 fn take_include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
@@ -158,6 +181,13 @@ fn take_messages(fields: &mut Fields) -> Result<Source, ApiError> {
     Ok(Source::Messages(messages::normalise(messages)?))
 }
 
+fn take_template_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, LineError> {
+    let kwargs = fields.take("chat_template_kwargs")?.unwrap_or_default();
+    let kwargs = Fields::new("the request", "chat_template_kwargs.", kwargs);
+    kwargs.refuse(TEMPLATE)?;
+    Ok(kwargs.into_rest())
+}
+
 /// Tools for the template, unless there are none or the model is told not to use them.
 fn take_tools(fields: &mut Fields) -> Result<Option<Vec<Value>>, LineError> {
     let tools = fields.take("tools")?.map(|Objects(tools)| tools);
@@ -167,7 +197,7 @@ fn take_tools(fields: &mut Fields) -> Result<Option<Vec<Value>>, LineError> {
 
 /// The prompt of a text completion: a text or token ids, alone or as the only element of a list.
 fn take_prompt(fields: &mut Fields) -> Result<Source, ApiError> {
-    let mut prompt: Value = fields.require("prompt")?;
+    let Prompt(mut prompt) = fields.require("prompt")?;
     if let Value::Array(items) = &mut prompt
         && items.iter().all(|item| item.is_string() || item.is_array())
     {
@@ -185,7 +215,8 @@ fn take_prompt(fields: &mut Fields) -> Result<Source, ApiError> {
         other => match Vec::<u32>::from_field(&other) {
             Some(ids) => Ok(Source::Ids(ids)),
             None => {
-                let message = "the field \"prompt\" must be a string or an array of token ids";
+                let (expected, found) = (Prompt::EXPECTED, Vec::<u32>::found(&other));
+                let message = format!("the field \"prompt\" must be {expected}, not {found}");
                 Err(ApiError::field("wrong_type", "prompt", message))
             }
         },

@@ -15,6 +15,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, watch};
 
@@ -40,12 +41,13 @@ pub fn router(app: App) -> Router {
         .route("/v1/completions", post(text))
         .route("/metrics", get(figures))
         .fallback(unknown_route)
+        .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), access::check));
     Router::new()
         .route("/health", get(health))
         .route("/ready", get(ready))
-        .merge(guarded)
         .method_not_allowed_fallback(wrong_method)
+        .merge(guarded)
         .with_state(app)
 }
 
@@ -109,12 +111,24 @@ async fn figures(State(app): State<App>) -> Response {
 async fn unknown_route(uri: Uri) -> ApiError {
     let message = format!(
         "there is nothing at {}; there are /health, /ready, /metrics, /v1/models, /v1/chat/completions and /v1/completions",
-        uri.path()
+        shown(&uri)
     );
     ApiError::invalid(StatusCode::NOT_FOUND, "unknown_route", message)
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {
-    let message = format!("{} does not take {method}; see the Allow header for what it does", uri.path());
+    let message = format!("{} does not take {method}; see the Allow header for what it does", shown(&uri));
     ApiError::invalid(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+/// Longest path in a message, in characters.
+const SHOWN_CHARS: usize = 80;
+
+/// A path, short enough for a message.
+fn shown(uri: &Uri) -> Cow<'_, str> {
+    let path = uri.path();
+    match path.char_indices().nth(SHOWN_CHARS) {
+        None => Cow::Borrowed(path),
+        Some((end, _)) => Cow::Owned(format!("{}…", &path[..end])),
+    }
 }

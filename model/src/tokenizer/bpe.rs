@@ -64,6 +64,11 @@ impl Bpe {
         Ok(Self { splitter, bytes, merges })
     }
 
+    /// Bytes of `text` that have a token, alone or with others.
+    pub fn least_bytes(&self, text: &str) -> usize {
+        text.bytes().filter(|&byte| self.bytes[usize::from(byte)] != NO_TOKEN).count()
+    }
+
     /// What a token of this kind of vocabulary adds to the text.
     pub fn append_text(spelling: &str, kind: TokenKind, out: &mut Vec<u8>) {
         match kind {

@@ -25,6 +25,7 @@ use bpe::Bpe;
 use special::{Fragment, Specials};
 use split::Splitter;
 use spm::Spm;
+use std::num::NonZeroUsize;
 use table::TokenTable;
 use vocabulary::keys;
 
@@ -65,6 +66,16 @@ enum Algorithm {
     Spm(Spm),
 }
 
+impl Algorithm {
+    /// A number of bytes of `text` that become part of tokens at least.
+    fn least_bytes(&self, text: &str) -> usize {
+        match self {
+            Algorithm::Bpe(bpe) => bpe.least_bytes(text),
+            Algorithm::Spm(spm) => spm.least_bytes(text),
+        }
+    }
+}
+
 /// A compiled tokenizer.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
@@ -77,6 +88,8 @@ pub struct Tokenizer {
     prefix: Option<u32>,
     /// Put behind a text.
     suffix: Option<u32>,
+    /// Most bytes of text that one token stands for.
+    longest: NonZeroUsize,
 }
 
 impl Tokenizer {
@@ -116,6 +129,7 @@ impl Tokenizer {
             suffix: affix(add_eos, vocabulary.eos, keys::ADD_EOS, keys::EOS)?,
             bos: vocabulary.bos,
             eos: vocabulary.eos,
+            longest: NonZeroUsize::new(table.longest()).unwrap_or(NonZeroUsize::MIN),
             table,
             algorithm,
         })
@@ -142,6 +156,11 @@ impl Tokenizer {
         });
         out.extend(affix(self.suffix));
         out
+    }
+
+    /// A number of tokens that a text has at least, going by its length. Costs next to nothing, unlike [`Self::encode`].
+    pub fn least_tokens(&self, text: &str) -> usize {
+        self.algorithm.least_bytes(text).div_ceil(self.longest.get())
     }
 
     /// The bytes token `id` adds to a text: raw bytes of a piece of text (not always whole characters), the spelling of a

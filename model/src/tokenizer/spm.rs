@@ -70,6 +70,11 @@ impl Spm {
         }
     }
 
+    /// A number of bytes of `text` that become part of tokens at least: all where there is an unknown token.
+    pub fn least_bytes(&self, text: &str) -> usize {
+        if self.unk == NO_TOKEN { 0 } else { text.len() }
+    }
+
     /// Whether encoding puts a space in front of the text.
     pub fn adds_space_prefix(&self) -> bool {
         self.add_space_prefix

@@ -23,6 +23,12 @@ impl Arena {
         let start = if index == 0 { 0 } else { self.ends[index - 1] as usize };
         self.bytes.get(start..end)
     }
+
+    /// The length of each string in bytes.
+    fn lengths(&self) -> impl Iterator<Item = usize> {
+        let mut start = 0;
+        self.ends.iter().map(move |&end| (end - std::mem::replace(&mut start, end)) as usize)
+    }
 }
 
 /// Every token of a vocabulary, immutable.
@@ -96,6 +102,16 @@ impl TokenTable {
     /// What token `id` adds to the text.
     pub fn text(&self, id: u32) -> Option<&[u8]> {
         self.texts.get(id as usize)
+    }
+
+    /// Most bytes of text that one token can stand for. A token without a text may still be found by its spelling.
+    pub fn longest(&self) -> usize {
+        let (texts, spellings) = (self.texts.lengths(), self.spellings.lengths());
+        texts
+            .zip(spellings)
+            .map(|(text, spelling)| if text == 0 { spelling } else { text })
+            .max()
+            .unwrap_or(0)
     }
 
     /// What token `id` is for.

@@ -153,6 +153,23 @@ fn sentence_piece() {
     assert_eq!(build(&without).encode("ab", both), [8, 2]);
 }
 
+/// What a text has at least follows from its length, without the bytes that have no token.
+#[test]
+fn least_tokens() {
+    let special = EncodeOptions { parse_special: true, ..PLAIN };
+    for (vocabulary, longest) in [(spm(), "<unk>".len()), (bpe(), "<|im_end|>".len())] {
+        let tokenizer = build(&vocabulary);
+        for text in
+            ["", "a", "ab ab", "</s></s>ab\u{e9}", "<|im_end|><|im_end|>", "<x><x><x> abcabc", "\u{e9}\u{e9}"]
+        {
+            assert!(tokenizer.least_tokens(text) <= tokenizer.encode(text, special).len(), "{text}");
+        }
+        assert_eq!(tokenizer.least_tokens(&"a".repeat(10 * longest + 1)), 11);
+    }
+    assert_eq!(build(&bpe()).least_tokens("\u{e9}\u{e9}"), 0);
+    assert_eq!(build(&spm()).least_tokens("\u{e9}\u{e9}"), 1);
+}
+
 /// Decoding reverses encoding; control tokens can be hidden; an unknown id is an error.
 #[test]
 fn decoding() {

@@ -12,6 +12,10 @@ pub trait FromField: Sized {
     const EXPECTED: &'static str;
     /// The value, or none if it has another type.
     fn from_field(value: &Value) -> Option<Self>;
+    /// What there is instead, for messages.
+    fn found(value: &Value) -> String {
+        describe(value)
+    }
 }
 
 /// Unread fields of one object.
@@ -38,10 +42,15 @@ impl Fields {
                 None => Err(LineError::WrongType {
                     field: format!("{}{field}", self.path),
                     expected: T::EXPECTED,
-                    found: describe(&value),
+                    found: T::found(&value),
                 }),
             },
         }
+    }
+
+    /// Whether a field is there; null counts as absent.
+    pub fn has(&self, field: &str) -> bool {
+        self.map.get(field).is_some_and(|value| !value.is_null())
     }
 
     /// Takes a field that must be there.
@@ -121,6 +130,14 @@ pub fn describe(value: &Value) -> String {
     }
 }
 
+/// An array in words, by its first entry that does not belong there.
+fn describe_entries(value: &Value, belongs: impl Fn(&Value) -> bool) -> String {
+    match value.as_array().and_then(|items| items.iter().find(|item| !belongs(item))) {
+        Some(item) => format!("an array with {}", describe(item)),
+        None => describe(value),
+    }
+}
+
 /// JSON type of a value, with its article.
 pub fn kind(value: &Value) -> &'static str {
     match value {
@@ -185,12 +202,22 @@ impl FromField for Objects {
         let items = value.as_array()?;
         items.iter().all(Value::is_object).then(|| Objects(items.clone()))
     }
+    fn found(value: &Value) -> String {
+        describe_entries(value, Value::is_object)
+    }
+}
+
+fn token_id(value: &Value) -> Option<u32> {
+    u32::try_from(value.as_u64()?).ok()
 }
 
 impl FromField for Vec<u32> {
     const EXPECTED: &'static str = "an array of token ids";
     fn from_field(value: &Value) -> Option<Self> {
-        value.as_array()?.iter().map(|item| u32::try_from(item.as_u64()?).ok()).collect()
+        value.as_array()?.iter().map(token_id).collect()
+    }
+    fn found(value: &Value) -> String {
+        describe_entries(value, |item| token_id(item).is_some())
     }
 }
 
@@ -209,6 +236,9 @@ impl FromField for Strings {
             _ => None,
         }
     }
+    fn found(value: &Value) -> String {
+        describe_entries(value, Value::is_string)
+    }
 }
 
 /// A setting that the command line takes as text: here a string, a non-negative number, or an array of strings and
@@ -216,20 +246,31 @@ impl FromField for Strings {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setting(pub String);
 
+impl Setting {
+    /// An entry of an array, or all there is.
+    fn entry(value: &Value) -> Option<String> {
+        match value {
+            Value::String(text) => Some(text.clone()),
+            value => value.as_u64().map(|n| n.to_string()),
+        }
+    }
+}
+
 impl FromField for Setting {
     const EXPECTED: &'static str = "a string, a non-negative number or an array of strings and integers";
     fn from_field(value: &Value) -> Option<Self> {
-        let entry = |item: &Value| match item {
-            Value::String(text) => Some(text.clone()),
-            item => item.as_u64().map(|n| n.to_string()),
-        };
         match value {
             Value::Number(number) if number.as_f64()? >= 0.0 => Some(Setting(number.to_string())),
-            Value::Array(items) => {
-                items.iter().map(entry).collect::<Option<Vec<_>>>().map(|list| Setting(list.join(",")))
-            }
-            value => entry(value).map(Setting),
+            Value::Array(items) => items
+                .iter()
+                .map(Setting::entry)
+                .collect::<Option<Vec<_>>>()
+                .map(|list| Setting(list.join(","))),
+            value => Setting::entry(value).map(Setting),
         }
+    }
+    fn found(value: &Value) -> String {
+        describe_entries(value, |item| Setting::entry(item).is_some())
     }
 }
 
@@ -237,15 +278,24 @@ impl FromField for Setting {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Biases(pub Vec<(u32, f32)>);
 
+impl Biases {
+    #[expect(clippy::cast_possible_truncation, reason = "a bias is used as f32; rounding it is the point")]
+    fn entry((id, bias): (&String, &Value)) -> Option<(u32, f32)> {
+        Some((id.parse().ok()?, bias.as_f64()? as f32))
+    }
+}
+
 impl FromField for Biases {
     const EXPECTED: &'static str = "an object from token ids to numbers";
-    #[expect(clippy::cast_possible_truncation, reason = "a bias is used as f32; rounding it is the point")]
     fn from_field(value: &Value) -> Option<Self> {
-        value
-            .as_object()?
-            .iter()
-            .map(|(id, bias)| Some((id.parse().ok()?, bias.as_f64()? as f32)))
-            .collect::<Option<_>>()
-            .map(Biases)
+        value.as_object()?.iter().map(Biases::entry).collect::<Option<_>>().map(Biases)
+    }
+    fn found(value: &Value) -> String {
+        match value.as_object().and_then(|map| map.iter().find(|&entry| Biases::entry(entry).is_none())) {
+            Some((id, bias)) => {
+                format!("an object with {} for {}", describe(bias), describe(&Value::from(id.as_str())))
+            }
+            None => describe(value),
+        }
     }
 }

@@ -1,10 +1,16 @@
 //! Flags of the commands that serve, and of those that look at what serves.
 
 use super::{ModelArgs, PlacementArgs, ProgressArgs, SavedPlanArgs};
-use crate::http::{ApiKey, HttpAddress};
+use crate::cli::failure::Failure;
+use crate::http::{ApiKey, HttpAddress, KeyError};
 use clap::{Args, ValueHint};
+use std::convert::Infallible;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
+
+/// Where the key of HTTP clients is best given.
+const API_KEY_VARIABLE: &str = "SPILLWAY_API_KEY";
 
 /// What `serve` and `daemon` share.
 #[derive(Debug, Args)]
@@ -12,12 +18,37 @@ pub struct ServerArgs {
     /// Also serve JSON lines on a local socket at this path
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub listen: Option<PathBuf>,
-    /// Answer only HTTP clients that send this key; rather set the variable, since others see the command line
-    #[arg(long, value_name = "KEY", env = "SPILLWAY_API_KEY", hide_env_values = true)]
-    pub api_key: Option<ApiKey>,
+    /// Answer only HTTP clients that send this key; rather set the variable SPILLWAY_API_KEY, since others see the command line
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<GivenKey>,
     /// Seconds that requests may run on after SIGTERM before they are aborted
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_patience)]
     pub drain_limit: Duration,
+}
+
+/// A key as it was given. Whether it is usable is told later, by a message that does not show it.
+#[derive(Debug, Clone)]
+struct GivenKey(Result<ApiKey, KeyError>);
+
+impl FromStr for GivenKey {
+    type Err = Infallible;
+
+    fn from_str(key: &str) -> Result<Self, Infallible> {
+        Ok(GivenKey(key.parse()))
+    }
+}
+
+impl ServerArgs {
+    /// The key from the flag, else from the variable, whose empty value is none.
+    pub fn api_key(&self) -> Result<Option<ApiKey>, Failure> {
+        let variable = || std::env::var_os(API_KEY_VARIABLE).filter(|key| !key.is_empty());
+        let (source, key) = match (&self.api_key, variable()) {
+            (Some(GivenKey(key)), _) => ("--api-key", *key),
+            (None, Some(key)) => (API_KEY_VARIABLE, key.to_str().ok_or(KeyError).and_then(str::parse)),
+            (None, None) => return Ok(None),
+        };
+        key.map(Some).map_err(|error| Failure::Usage(format!("{source} cannot be used: {error}")))
+    }
 }
 
 /// `serve`.
