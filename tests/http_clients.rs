@@ -141,18 +141,19 @@ fn with_stream(mut body: Value) -> Value {
 #[test]
 fn a_killed_worker_is_a_comment_in_the_stream_and_no_change_of_the_text() {
     /// So long that the worker is killed before the end, however slow this test is.
-    const LENGTH: u32 = 4000;
+    const LENGTH: u32 = 7000;
     let models = Models::new();
     let server = Server::with_model(&long_model(&models), &["--cpu-workers", "2", "--max-seq", "8192"]);
     let http = &server.http;
     let undisturbed = text_answer(http, LENGTH);
+    let worker = server.workers()[1];
     let mut events = http.stream(TEXT, &body(LENGTH));
     let whole = std::thread::spawn({
         let http = http.clone();
         move || text_answer(&http, LENGTH)
     });
     let begin = events.until_text();
-    signal(server.workers()[1], Signal::SIGKILL);
+    signal(worker, Signal::SIGKILL);
     let rest = events.rest();
     assert_eq!(begin + &text_of(&rest), undisturbed);
     let recovering =
