@@ -6,7 +6,7 @@
 
 use super::error::WorkerError;
 use super::lifecycle::{Change, Lifecycle};
-use super::load::wait_for_news;
+use super::load::{STOPPED_LIMIT, TICK, wait_for_news};
 use super::{LoadProgress, LoadWatcher, Worker};
 use serde::Serialize;
 use spillway_protocol::control::{DeviceShare, FromWorker, ToWorker};
@@ -133,7 +133,7 @@ pub(super) fn arrange(
         }
         let mut link = decided.clone();
         if link.path == LinkPath::Peer
-            && let Err(reason) = connect(workers, from)?
+            && let Err(reason) = connect(workers, from, watcher)?
         {
             link = Link::refused(from, reason);
         }
@@ -154,38 +154,54 @@ fn let_serve(workers: &mut [Worker]) -> Result<(), WorkerError> {
 }
 
 /// Opens a way from stage `from` into the memory of the next; the inner error is the reason why there is none.
-fn connect(workers: &mut [Worker], from: usize) -> Result<Result<(), String>, WorkerError> {
-    let share: Result<DeviceShare, String> = match workers[from + 1].ask(&ToWorker::Offer)? {
+fn connect(
+    workers: &mut [Worker],
+    from: usize,
+    watcher: &mut dyn LoadWatcher,
+) -> Result<Result<(), String>, WorkerError> {
+    let share: Result<DeviceShare, String> = match ask(workers, from + 1, &ToWorker::Offer, watcher)? {
         FromWorker::Offered(share) => share,
         other => return Err(workers[from + 1].protocol_error(format!("{other:?} while linking"))),
     };
     // Without memory to write into, the earlier stage must not keep what it may have had.
-    match workers[from].ask(&ToWorker::Connect(share.as_ref().ok().cloned()))? {
+    let connect = ToWorker::Connect(share.as_ref().ok().cloned());
+    match ask(workers, from, &connect, watcher)? {
         FromWorker::Connected(connected) => Ok(share.and(connected)),
         other => Err(workers[from].protocol_error(format!("{other:?} while linking"))),
     }
 }
 
-impl Worker {
-    /// Sends a request and waits for its answer.
-    fn ask(&mut self, request: &ToWorker) -> Result<FromWorker, WorkerError> {
-        self.send(request)?;
-        let asked = Instant::now();
-        loop {
-            match self.next_message()? {
-                Some(FromWorker::Failed { code, message }) => {
-                    return Err(self.reported(code, message));
-                }
-                Some(answer) => return Ok(answer),
-                None if asked.elapsed() > ANSWER_LIMIT => {
-                    let seconds = asked.elapsed().as_secs();
-                    let worker = self.name();
-                    return Err(self.fail(WorkerError::Silent { worker, seconds, phase: "linking" }));
-                }
-                None => {
-                    wait_for_news(std::slice::from_ref(self), ANSWER_LIMIT.saturating_sub(asked.elapsed()))
-                }
-            }
+/// Sends a request to the worker of a stage and waits for its answer, as long as it can give one and all others are there: one that
+/// is in the middle of sending waits for those after it.
+fn ask(
+    workers: &mut [Worker],
+    stage: usize,
+    request: &ToWorker,
+    watcher: &mut dyn LoadWatcher,
+) -> Result<FromWorker, WorkerError> {
+    workers[stage].send(request)?;
+    let asked = Instant::now();
+    loop {
+        match workers[stage].next_message()? {
+            Some(FromWorker::Failed { code, message }) => return Err(workers[stage].reported(code, message)),
+            Some(answer) => return Ok(answer),
+            None => {}
         }
+        let others = workers.iter_mut().filter(|worker| worker.stage != stage);
+        if let Some(error) = others.map(Worker::failure).find_map(|failure| failure) {
+            return Err(error);
+        }
+        let silence = asked.elapsed();
+        let is_stopped = |worker: &Worker| silence > STOPPED_LIMIT && worker.life.process().is_stopped();
+        if let Some(worker) = workers.iter_mut().find(|worker| is_stopped(worker)) {
+            return Err(worker.silent(silence, "linking, stopped by a signal"));
+        }
+        if silence > ANSWER_LIMIT {
+            return Err(workers[stage].silent(silence, "linking"));
+        }
+        if watcher.tick(&|| workers.iter().map(Worker::view).collect()).is_break() {
+            return Err(WorkerError::GivenUp);
+        }
+        wait_for_news(&workers[stage..=stage], TICK);
     }
 }

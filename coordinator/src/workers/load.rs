@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const HELLO_LIMIT: Duration = Duration::from_secs(20);
 const LOAD_LIMIT: Duration = Duration::from_secs(60);
 /// The same for a process that is known to be stopped.
-const STOPPED_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const STOPPED_LIMIT: Duration = Duration::from_secs(1);
 /// How often silence is looked at, and whoever waits.
 pub(super) const TICK: Duration = Duration::from_millis(50);
 
@@ -120,10 +120,7 @@ fn check_silence(worker: &mut Worker, silence: Duration) -> Result<(), WorkerErr
     let state = worker.state();
     let stopped = !state.holds_band() && silence > STOPPED_LIMIT && worker.life.process().is_stopped();
     match overdue(state, silence).or(stopped.then_some("starting or loading, stopped by a signal")) {
-        Some(phase) => {
-            let (worker_name, seconds) = (worker.name(), silence.as_secs());
-            Err(worker.fail(WorkerError::Silent { worker: worker_name, seconds, phase }))
-        }
+        Some(phase) => Err(worker.silent(silence, phase)),
         None => Ok(()),
     }
 }
@@ -135,6 +132,12 @@ impl Worker {
         }
         let worker = self.name();
         Err(self.fail(WorkerError::Version { worker, found, expected: PROTOCOL_VERSION }))
+    }
+
+    /// It has said nothing for a time in which it should have.
+    pub(super) fn silent(&mut self, silence: Duration, phase: &'static str) -> WorkerError {
+        let (worker, seconds) = (self.name(), silence.as_secs());
+        self.fail(WorkerError::Silent { worker, seconds, phase })
     }
 
     /// A worker that allocates something else than its plan makes every other number of the plan doubtful, but it does serve.
