@@ -45,6 +45,14 @@ pub enum ChannelError {
         /// Bytes of the frame that arrived.
         have: usize,
     },
+    /// A frame began and did not go on.
+    #[error("control channel: {have} bytes of a frame came, and then nothing for {seconds} s")]
+    Unfinished {
+        /// Bytes of the frame that arrived.
+        have: usize,
+        /// How long nothing came.
+        seconds: u64,
+    },
     /// A length that no frame has.
     #[error("control channel: a frame of {found} bytes, allowed are 1 to {MAX_FRAME}")]
     Length {
@@ -67,6 +75,7 @@ impl ChannelError {
             ChannelError::Closed => "channel_closed",
             ChannelError::SendTimeout => "channel_send_timeout",
             ChannelError::Torn { .. } => "channel_torn",
+            ChannelError::Unfinished { .. } => "channel_unfinished",
             ChannelError::Length { .. } => "channel_length",
             ChannelError::Decode { .. } => "channel_decode",
         }
@@ -183,12 +192,22 @@ impl<S: Serialize> Sender<S> {
 pub struct Receiver<R> {
     stream: UnixStream,
     decoder: Decoder,
+    /// Since when nothing has come of a frame that is not whole.
+    partial: Option<Instant>,
+    /// How long that may last.
+    patience: Duration,
     types: PhantomData<fn() -> R>,
 }
 
 impl<R: DeserializeOwned> Receiver<R> {
     fn new(stream: UnixStream) -> Self {
-        Self { stream, decoder: Decoder::default(), types: PhantomData }
+        Self {
+            stream,
+            decoder: Decoder::default(),
+            partial: None,
+            patience: SEND_TIMEOUT,
+            types: PhantomData,
+        }
     }
 
     /// Waits for a message; `None` waits without limit.
@@ -198,15 +217,23 @@ impl<R: DeserializeOwned> Receiver<R> {
             if let Some(message) = self.decoder.next()? {
                 return Ok(Received::Message(message));
             }
+            let have = self.decoder.have();
             match self.fill()? {
-                Fill::Some => {}
-                Fill::End if self.decoder.have() > 0 => {
-                    return Err(ChannelError::Torn { have: self.decoder.have() });
-                }
+                Fill::Some => self.partial = None,
+                Fill::End if have > 0 => return Err(ChannelError::Torn { have }),
                 Fill::End => return Ok(Received::Closed),
                 Fill::Nothing => {
                     let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
-                    if !ready(self.stream.as_fd(), PollFlags::POLLIN, left)? {
+                    // A sender gives a frame up after as long; what comes then would be read as its rest.
+                    let of_frame = (have > 0).then(|| {
+                        let since = self.partial.get_or_insert_with(Instant::now);
+                        self.patience.saturating_sub(since.elapsed())
+                    });
+                    if of_frame == Some(Duration::ZERO) {
+                        return Err(ChannelError::Unfinished { have, seconds: self.patience.as_secs() });
+                    }
+                    let wait = left.into_iter().chain(of_frame).min();
+                    if !ready(self.stream.as_fd(), PollFlags::POLLIN, wait)? && left == wait {
                         return Ok(Received::TimedOut);
                     }
                 }

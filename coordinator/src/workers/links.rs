@@ -11,6 +11,7 @@ use super::{LoadProgress, LoadWatcher, Worker};
 use serde::Serialize;
 use spillway_protocol::control::{DeviceShare, FromWorker, ToWorker};
 use spillway_protocol::plan::{Execution, GpuDevice, Plan, Stage};
+use spillway_protocol::ring::{RingConsumer, Wait};
 use spillway_worker_gpu::links::{self, End, Verdict};
 use spillway_worker_gpu::{link_cache, probe_command};
 use std::path::Path;
@@ -111,9 +112,10 @@ fn verdict(exe: &Path, first: &End, second: &End) -> Result<Verdict, String> {
 }
 
 /// Arranges the links that were decided on, tells of them, and lets every worker serve. What lies between two workers that serve
-/// already stays as it was `before`.
+/// already stays as it was `before`. What comes out of `logits` meanwhile belongs to steps that are forgotten.
 pub(super) fn arrange(
     workers: &mut [Worker],
+    logits: &mut RingConsumer,
     decided: &[Link],
     before: &[Link],
     watcher: &mut dyn LoadWatcher,
@@ -133,7 +135,7 @@ pub(super) fn arrange(
         }
         let mut link = decided.clone();
         if link.path == LinkPath::Peer
-            && let Err(reason) = connect(workers, from, watcher)?
+            && let Err(reason) = connect(workers, logits, from, watcher)?
         {
             link = Link::refused(from, reason);
         }
@@ -156,25 +158,28 @@ fn let_serve(workers: &mut [Worker]) -> Result<(), WorkerError> {
 /// Opens a way from stage `from` into the memory of the next; the inner error is the reason why there is none.
 fn connect(
     workers: &mut [Worker],
+    logits: &mut RingConsumer,
     from: usize,
     watcher: &mut dyn LoadWatcher,
 ) -> Result<Result<(), String>, WorkerError> {
-    let share: Result<DeviceShare, String> = match ask(workers, from + 1, &ToWorker::Offer, watcher)? {
+    let share: Result<DeviceShare, String> = match ask(workers, logits, from + 1, &ToWorker::Offer, watcher)?
+    {
         FromWorker::Offered(share) => share,
         other => return Err(workers[from + 1].protocol_error(format!("{other:?} while linking"))),
     };
     // Without memory to write into, the earlier stage must not keep what it may have had.
     let connect = ToWorker::Connect(share.as_ref().ok().cloned());
-    match ask(workers, from, &connect, watcher)? {
+    match ask(workers, logits, from, &connect, watcher)? {
         FromWorker::Connected(connected) => Ok(share.and(connected)),
         other => Err(workers[from].protocol_error(format!("{other:?} while linking"))),
     }
 }
 
-/// Sends a request to the worker of a stage and waits for its answer, as long as it can give one and all others are there: one that
-/// is in the middle of sending waits for those after it.
+/// Sends a request to the worker of a stage and waits for its answer, as long as it can give one and all others are there. One that is
+/// in the middle of sending waits for those after it, and the last one for room among its logits.
 fn ask(
     workers: &mut [Worker],
+    logits: &mut RingConsumer,
     stage: usize,
     request: &ToWorker,
     watcher: &mut dyn LoadWatcher,
@@ -182,6 +187,9 @@ fn ask(
     workers[stage].send(request)?;
     let asked = Instant::now();
     loop {
+        while let Ok(Wait::Ready(forgotten)) = logits.try_next() {
+            drop(forgotten);
+        }
         match workers[stage].next_message()? {
             Some(FromWorker::Failed { code, message }) => return Err(workers[stage].reported(code, message)),
             Some(answer) => return Ok(answer),

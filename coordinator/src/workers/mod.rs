@@ -186,7 +186,8 @@ impl Workers {
     /// Lets every worker that has no band load its own, arranges their links, and lets them serve.
     fn load(&mut self, epoch: u64, watcher: &mut dyn LoadWatcher) -> Result<(), WorkerError> {
         load::load_all(&mut self.workers, &self.recipe, epoch, watcher)?;
-        self.links = links::arrange(&mut self.workers, &self.recipe.decided, &self.links, watcher)?;
+        let Workers { workers, logits, recipe, links, .. } = self;
+        *links = links::arrange(workers, logits, &recipe.decided, links, watcher)?;
         Ok(())
     }
 

@@ -34,6 +34,23 @@ fn messages_arrive_in_order_and_then_the_close() {
     assert_eq!(coordinator.send(&ToWorker::Shutdown).unwrap_err().code(), "channel_closed");
 }
 
+/// Garbage that looks like the beginning of a frame must not swallow what comes after it for ever.
+#[test]
+fn a_frame_that_does_not_go_on_is_an_error_after_a_while() {
+    let (mut coordinator, mut other) = bare();
+    coordinator.receiver.patience = Duration::from_millis(60);
+    other.write_all(&[9, 0, 0, 0, 1]).unwrap();
+    assert_eq!(coordinator.try_receive().unwrap(), Received::TimedOut);
+    assert_eq!(coordinator.receive(Some(Duration::from_millis(5))).unwrap(), Received::TimedOut);
+    // Too short to be the rest; the time begins again.
+    other.write_all(&[0, 0]).unwrap();
+    assert_eq!(coordinator.receive(None).unwrap_err().code(), "channel_unfinished");
+    // Without a frame under way, silence is nothing.
+    let (mut coordinator, _other) = bare();
+    coordinator.receiver.patience = Duration::ZERO;
+    assert_eq!(coordinator.receive(Some(Duration::from_millis(20))).unwrap(), Received::TimedOut);
+}
+
 #[test]
 fn a_receive_ends_after_its_timeout() {
     let (mut coordinator, _worker) = pair().unwrap();
