@@ -16,7 +16,7 @@ mod request;
 
 pub use error::{Class, LineError, Rejected};
 pub use event::{Diagnosis, Done, ErrorEvent, Event, Loaded, Recovery, StageReport, StageSummary};
-pub use fields::{Biases, Fields, FromField, Objects, Strings, describe};
+pub use fields::{Fields, FromField, Objects, describe};
 pub use foreign::{Feature, Foreign, Off, feature, row};
 pub use request::{Generate, Load, PlacementParams, Request, Source, parse_line};
 

@@ -7,8 +7,7 @@ use super::error::ApiError;
 use super::messages;
 use serde_json::{Map, Value};
 use spillway_protocol::jsonl::{
-    Biases, Feature, Fields, Foreign, FromField, Generate, LineError, Objects, Off, Source, Strings, feature,
-    row,
+    Feature, Fields, Foreign, FromField, Generate, LineError, Objects, Off, Source, feature, row,
 };
 
 /// Which kind of completion.
@@ -136,7 +135,6 @@ pub fn parse(endpoint: Endpoint, body: Map<String, Value>, id: String, seed: u64
     };
     let generate = Generate {
         id,
-        source,
         tools,
         enable_thinking: fields.take("enable_thinking")?,
         template_kwargs: take_template_kwargs(&mut fields)?,
@@ -144,18 +142,8 @@ pub fn parse(endpoint: Endpoint, body: Map<String, Value>, id: String, seed: u64
             Endpoint::Chat => None,
             Endpoint::Text => Some(TEXT_MAX_TOKENS),
         }),
-        ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
-        stop: fields.take("stop")?.map(|Strings(stop)| stop).unwrap_or_default(),
-        temperature: fields.take("temperature")?,
-        top_p: fields.take("top_p")?,
-        top_k: fields.take("top_k")?,
-        min_p: fields.take("min_p")?,
-        repeat_penalty: fields.take_either("repeat_penalty", "repetition_penalty")?,
-        repeat_window: fields.take("repeat_window")?,
-        presence_penalty: fields.take("presence_penalty")?,
-        frequency_penalty: fields.take("frequency_penalty")?,
         seed: Some(fields.take("seed")?.map_or(seed, |Seed(seed)| seed)),
-        logit_bias: fields.take("logit_bias")?.map(|Biases(biases)| biases).unwrap_or_default(),
+        ..Generate::with_choices(source, &mut fields)?
     };
     Ok(Asked { generate, stream, include_usage, names })
 }

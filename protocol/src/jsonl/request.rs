@@ -164,6 +164,35 @@ pub struct Generate {
     pub logit_bias: Vec<(u32, f32)>,
 }
 
+impl Generate {
+    /// A request with what `fields` say of how tokens are chosen and when the answer ends: OpenAI's clients name that alike.
+    ///
+    /// # Errors
+    /// A field has the wrong type.
+    pub fn with_choices(source: Source, fields: &mut Fields) -> Result<Self, LineError> {
+        Ok(Generate {
+            id: String::new(),
+            source,
+            tools: None,
+            enable_thinking: None,
+            template_kwargs: Map::new(),
+            max_tokens: None,
+            ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+            stop: fields.take("stop")?.map(|Strings(stop)| stop).unwrap_or_default(),
+            temperature: fields.take("temperature")?,
+            top_p: fields.take("top_p")?,
+            top_k: fields.take("top_k")?,
+            min_p: fields.take("min_p")?,
+            repeat_penalty: fields.take_either("repeat_penalty", "repetition_penalty")?,
+            repeat_window: fields.take("repeat_window")?,
+            presence_penalty: fields.take("presence_penalty")?,
+            frequency_penalty: fields.take("frequency_penalty")?,
+            seed: None,
+            logit_bias: fields.take("logit_bias")?.map(|Biases(biases)| biases).unwrap_or_default(),
+        })
+    }
+}
+
 /// Parses one line (without its line feed).
 pub fn parse_line(line: &str) -> Result<Request, Rejected> {
     let value: Value =
@@ -272,23 +301,12 @@ fn parse_generate(id: Option<String>, map: Map<String, Value>) -> Result<Generat
     }
     let generate = Generate {
         id,
-        source,
         tools,
         enable_thinking: fields.take_either("enable_thinking", "thinking_enabled")?,
         template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
         max_tokens: fields.take("max_tokens")?,
-        ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
-        stop: fields.take("stop")?.map(|Strings(stop)| stop).unwrap_or_default(),
-        temperature: fields.take("temperature")?,
-        top_p: fields.take("top_p")?,
-        top_k: fields.take("top_k")?,
-        min_p: fields.take("min_p")?,
-        repeat_penalty: fields.take_either("repeat_penalty", "repetition_penalty")?,
-        repeat_window: fields.take("repeat_window")?,
-        presence_penalty: fields.take("presence_penalty")?,
-        frequency_penalty: fields.take("frequency_penalty")?,
         seed: fields.take("seed")?,
-        logit_bias: fields.take("logit_bias")?.map(|Biases(biases)| biases).unwrap_or_default(),
+        ..Generate::with_choices(source, &mut fields)?
     };
     if let Some(params) = fields.take::<Map<String, Value>>("params")? {
         Fields::new("generate", "params.", params).finish(foreign::GENERATE_PARAMS)?;
