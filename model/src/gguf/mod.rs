@@ -152,6 +152,15 @@ impl Gguf {
         })
     }
 
+    /// Gives back what was read beyond the header.
+    fn without_data(mut self) -> Gguf {
+        if let Backing::Header(bytes, _) = &mut self.backing {
+            bytes.truncate(self.data_offset);
+            bytes.shrink_to_fit();
+        }
+        self
+    }
+
     /// Container version, 2 or 3.
     pub fn version(&self) -> u32 {
         self.version
@@ -357,7 +366,7 @@ fn read_header(path: &Path) -> Result<Gguf, GgufError> {
         let backing = Backing::Header(bytes, file.try_clone().map_err(GgufError::Io)?);
         // What one attempt lacks is in the file as long as the attempt was shorter than a header may be.
         match Gguf::check(backing, len) {
-            Ok(gguf) => return Ok(Gguf { stamp: Some(stamp), ..gguf }),
+            Ok(gguf) => return Ok(Gguf { stamp: Some(stamp), ..gguf.without_data() }),
             Err(GgufError::Truncated { .. } | GgufError::TooLarge { .. }) if room < most => {}
             Err(error) => return Err(error),
         }
