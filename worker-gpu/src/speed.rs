@@ -123,7 +123,7 @@ mod tests {
             let near = |found: u64, set: u64| found <= set << 20 && found > (set << 20) / 2;
             assert!(near(speed.memory, memory) && near(speed.link, link), "{ordinal}: {speed:?}");
             // 40 KiB in all.
-            assert!(speed.hop_ns > (40 << 10) * 1000 / (link << 20) * 1_000_000, "{ordinal}: {speed:?}");
+            assert!(speed.hop_ns > (40 << 10) * 1_000_000_000 / (link << 20), "{ordinal}: {speed:?}");
         }
     }
 

@@ -47,6 +47,7 @@ const ECHO: Feature = feature("echo_unsupported", "the prompt as part of the ans
 const SUFFIX: Feature = feature("suffix_unsupported", "text to be filled in");
 const SAMPLER: Feature = feature("sampler_unsupported", "another way to choose tokens");
 const LENGTH: Feature = feature("min_tokens_unsupported", "a least length of the answer");
+const STOP_IDS: Feature = feature("stop_token_ids_unsupported", "token ids that end the answer");
 const PREFILL: Feature = feature("continue_unsupported", "a last message that goes on");
 
 /// Refused at both.
@@ -66,7 +67,7 @@ const COMMON: &[Foreign] = &[
     row("dry_multiplier", SAMPLER, Off::Number(0.0)),
     row("xtc_probability", SAMPLER, Off::Number(0.0)),
     row("min_tokens", LENGTH, Off::Number(0.0)),
-    row("stop_token_ids", LENGTH, Off::Empty),
+    row("stop_token_ids", STOP_IDS, Off::Empty),
     row("echo", ECHO, Off::False),
 ];
 

@@ -395,6 +395,22 @@ pub enum Refusal {
         /// The stage.
         stage: std::ops::Range<usize>,
     },
+    /// A saved plan whose weights are where no plan has them.
+    #[error(
+        "the saved plan has weights of layers {}-{} where no plan has them: those of a CPU stage are in its memory, those of a GPU          stage on the device, except the first ones, if they spilled; make a new plan", stage.start, stage.end.saturating_sub(1)
+    )]
+    PlanResidency {
+        /// The stage.
+        stage: std::ops::Range<usize>,
+    },
+    /// A saved plan for a host with other NUMA nodes.
+    #[error(
+        "the saved plan keeps a CPU stage to NUMA node {node}, which this host does not have; make a new plan"
+    )]
+    PlanOtherNode {
+        /// The node.
+        node: u32,
+    },
     /// A saved plan that does not fit any more.
     #[error(
         "the saved plan needs {} of {place}, of which {} are available now; free the rest, or make a new plan",
@@ -459,10 +475,11 @@ impl Refusal {
             Refusal::PpLayersSum { .. } => "pp_layers_sum",
             Refusal::PlanVersion { .. } => "plan_version",
             Refusal::PlanOtherModel { .. } => "plan_other_model",
-            Refusal::PlanOtherDevice { .. } => "plan_other_device",
-            Refusal::PlanMalformed { .. } | Refusal::PlanNumber { .. } | Refusal::PlanBytes { .. } => {
-                "plan_malformed"
-            }
+            Refusal::PlanOtherDevice { .. } | Refusal::PlanOtherNode { .. } => "plan_other_device",
+            Refusal::PlanMalformed { .. }
+            | Refusal::PlanNumber { .. }
+            | Refusal::PlanBytes { .. }
+            | Refusal::PlanResidency { .. } => "plan_malformed",
             Refusal::Memory(_) | Refusal::PlanMemory { .. } => "out_of_memory",
         }
     }

@@ -3,6 +3,7 @@
 use super::budget;
 use super::layout::{self, Band, Processor};
 use super::request::{MAX_PARALLEL, MAX_STEP, MAX_THREADS};
+use super::seats;
 use super::{Gpu, Machine, ModelSummary, Refusal, bytes};
 use serde_json::Value;
 use spillway_protocol::plan::{
@@ -23,6 +24,7 @@ pub fn replay(saved: &Plan, model: &ModelSummary, machine: &Machine) -> Result<P
     check_stages(saved)?;
     check_limits(saved)?;
     check_bytes(saved, model)?;
+    check_nodes(saved, machine)?;
     check_memory(saved, machine)?;
     Ok(Plan { model: model.model.clone(), ..saved.clone() })
 }
@@ -100,11 +102,28 @@ fn check_bytes(saved: &Plan, model: &ModelSummary) -> Result<(), Refusal> {
         let landing = layout::takes_rows_from_gpu(processor, saved.peer_copies);
         let mapped = stage.residency.iter().filter(|place| **place == Residency::HostMapped).count();
         let band = Band { layers: stage.layers.clone(), processor, landing, mapped };
+        // In another order than a planner's, the worker would look for them elsewhere.
+        if stage.residency != super::residency(&band) {
+            return Err(Refusal::PlanResidency { stage: stage.layers.clone() });
+        }
         if layout::stage_bytes(model, &saved.limits, &band) != stage.bytes {
             return Err(Refusal::PlanBytes { stage: stage.layers.clone() });
         }
     }
     Ok(())
+}
+
+/// CPU stages that keep to a NUMA node find it.
+fn check_nodes(saved: &Plan, machine: &Machine) -> Result<(), Refusal> {
+    let of_stage = |stage: &Stage| match stage.execution {
+        Execution::Cpu { node, .. } => node,
+        Execution::Gpu { .. } => None,
+    };
+    let is_missing = |node: &u32| !machine.nodes.iter().any(|known| known.id == *node);
+    match saved.stages.iter().filter_map(of_stage).find(is_missing) {
+        Some(node) => Err(Refusal::PlanOtherNode { node }),
+        None => Ok(()),
+    }
 }
 
 fn check_memory(saved: &Plan, machine: &Machine) -> Result<(), Refusal> {
@@ -125,7 +144,7 @@ fn check_memory(saved: &Plan, machine: &Machine) -> Result<(), Refusal> {
     }
     let of_host = ("the host".to_owned(), host, machine.available_bytes);
     let of_devices = devices.into_iter().map(|(gpu, sum)| {
-        (format!("device {} ({})", gpu.device.index, gpu.device.name), sum, gpu.free_bytes)
+        (format!("device {} ({})", gpu.device.index, gpu.device.name), sum, seats::usable(gpu.free_bytes))
     });
     match of_devices.chain([of_host]).find(|(_, needed, available)| needed > available) {
         Some((place, needed, available)) => Err(Refusal::PlanMemory { place, needed, available }),

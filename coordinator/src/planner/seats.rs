@@ -23,13 +23,18 @@ pub(super) struct Seat {
 impl Seat {
     /// Bytes of the device that all its stages together may take.
     pub fn usable(&self) -> u64 {
-        self.free - self.free / DRIVER_SHARE
+        usable(self.free)
     }
 
     /// Bytes of the device that this stage may take.
     pub fn room(&self) -> u64 {
         self.budget.map_or(self.usable(), |budget| budget.min(self.usable()))
     }
+}
+
+/// What stages may take of a device with so many bytes free; the rest is its driver's.
+pub(super) fn usable(free: u64) -> u64 {
+    free - free / DRIVER_SHARE
 }
 
 /// Seats on `gpus`, places in `survey`.

@@ -57,7 +57,9 @@ pub enum LineError {
         found: &'static str,
     },
     /// No such message.
-    #[error("unknown message type \"{found}\"; known: load, generate, abort, reset, unload, ping, diag")]
+    #[error(
+        "unknown message type \"{found}\"; known: load, generate, abort, reset, reload, unload, ping, diag"
+    )]
     UnknownType {
         /// The type as sent.
         found: String,

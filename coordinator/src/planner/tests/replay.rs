@@ -47,7 +47,7 @@ fn what_has_changed_is_named() {
     refused(&saved(), &model, &machine(), "plan_other_device", &["there are: none"]);
     let mut fuller = host.clone();
     fuller.gpus.gpus[0].free_bytes = 50 * MIB;
-    refused(&saved(), &model, &fuller, "out_of_memory", &["device 0 (GPU 0)", "50.0 MiB"]);
+    refused(&saved(), &model, &fuller, "out_of_memory", &["device 0 (GPU 0)", "49.2 MiB"]);
     let poor = Machine { available_bytes: MIB, ..host.clone() };
     refused(&saved(), &model, &poor, "out_of_memory", &["the host", "1.0 MiB"]);
     let mut broken = host.clone();
@@ -71,6 +71,16 @@ fn what_has_changed_is_named() {
     let mut heavy = saved();
     heavy.stages[0].bytes.weights = u64::MAX;
     refused(&heavy, &model, &host, "plan_malformed", &["layers 0-4", "other bytes"]);
+    let mut shuffled = spilled.clone();
+    shuffled.stages[0].residency.reverse();
+    refused(&shuffled, &model, &host, "plan_malformed", &["where no plan has them"]);
+    let mut elsewhere = saved();
+    elsewhere.stages[1].residency[0] = Residency::Host;
+    refused(&elsewhere, &model, &host, "plan_malformed", &["layers 5-8"]);
+    // What is left to the driver is left to it by a saved plan, too.
+    let mut tight = host.clone();
+    tight.gpus.gpus[0].free_bytes = saved().stages[0].bytes.of_processor() + 1;
+    refused(&saved(), &model, &tight, "out_of_memory", &["device 0"]);
     type Number = fn(&mut Limits) -> &mut usize;
     let numbers: [(Number, &str); 4] = [
         (|limits| &mut limits.max_seq, "max_seq"),
@@ -88,6 +98,9 @@ fn what_has_changed_is_named() {
     let mut idle = plan(&model, &machine(), &PlacementRequest::default()).unwrap();
     idle.stages[0].execution = Execution::Cpu { threads: 0, node: None };
     refused(&idle, &model, &machine(), "plan_malformed", &["threads is 0"]);
+    let mut bound = plan(&model, &machine(), &PlacementRequest::default()).unwrap();
+    bound.stages[0].execution = Execution::Cpu { threads: 1, node: Some(77) };
+    refused(&bound, &model, &machine(), "plan_other_device", &["NUMA node 77"]);
 }
 
 #[test]
