@@ -59,8 +59,8 @@ pub const FAULTS: &[Fault] = &[
     // Workers leave it to their coordinator to end them.
     Fault { name: "terminate", is_crash: false, act: |_, worker| worker.signal(Signal::SIGTERM) },
     Fault { name: "crash", is_crash: true, act: |_, worker| worker.signal(Signal::SIGSEGV) },
-    Fault { name: "torn frame", is_crash: true, act: |_, worker| worker.say(&[9, 0, 0, 0, 1]) },
-    Fault { name: "garbage frame", is_crash: true, act: garbage },
+    Fault { name: "torn frame", is_crash: false, act: |_, worker| worker.say(&[9, 0, 0, 0, 1]) },
+    Fault { name: "garbage frame", is_crash: false, act: garbage },
     Fault { name: "closed control socket", is_crash: false, act: close_control },
     Fault { name: "no memory", is_crash: true, act: starve_worker },
     Fault { name: "no descriptors for a new worker", is_crash: false, act: starve_coordinator },

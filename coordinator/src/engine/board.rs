@@ -241,7 +241,8 @@ impl Board {
     }
 
     /// What the workers held is gone, and the steps under way with it: every sequence starts again from its tokens. When
-    /// `error` blames a step, its sequences are suspected, and a sequence whose step has failed alone before is ended.
+    /// `error` blames a step, its sequences are suspected, and a sequence whose step has failed alone before is ended: whether
+    /// that happened.
     pub(super) fn rewind(&mut self, error: &WorkerError) -> bool {
         let blamed: Vec<usize> = match error.blames_the_step() {
             true => {
@@ -261,7 +262,6 @@ impl Board {
             self.release_if_over(slot);
         }
         self.slots.forget();
-        self.tell_recovering(error.code(), &error.to_string());
         condemned
     }
 

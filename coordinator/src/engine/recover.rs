@@ -52,8 +52,10 @@ impl Driver {
         let code = error.code();
         let mut attempts = Attempts::default();
         loop {
-            let gone = self.loses_device(&error);
-            let delay = match self.verdict(&error, gone) {
+            // One event has one cause: a request that is ended for it, or else the worker or its device.
+            let condemned = self.board.rewind(&error);
+            let gone = self.loses_device(&error, condemned);
+            let delay = match self.verdict(&error, condemned, gone) {
                 Ok(delay) => delay,
                 Err(end) => {
                     self.fail(&end);
@@ -84,7 +86,16 @@ impl Driver {
     }
 
     /// How long to wait before the next start, or why there is none.
-    fn verdict(&mut self, error: &WorkerError, gone: bool) -> Result<Duration, RequestError> {
+    fn verdict(
+        &mut self,
+        error: &WorkerError,
+        condemned: bool,
+        gone: bool,
+    ) -> Result<Duration, RequestError> {
+        if condemned {
+            self.supervisor.explained();
+            return Ok(Duration::ZERO);
+        }
         match self.supervisor.judge(Instant::now()) {
             Verdict::Restart(_) if gone && self.relocation.replan.is_none() => {
                 Err(RequestError::device_lost(
@@ -101,9 +112,7 @@ impl Driver {
     fn announce(&mut self, error: &WorkerError, remedy: &str) {
         tracing::warn!(code = error.code(), recent = self.supervisor.recent(), "{error}; {remedy}");
         self.replaying = None;
-        if self.board.rewind(error) {
-            self.supervisor.explained();
-        }
+        self.board.tell_recovering(error.code(), &error.to_string());
         self.shared.set_recovering(error);
         if let Some(pipeline) = &self.pipeline {
             self.shared.set_workers(pipeline.views());

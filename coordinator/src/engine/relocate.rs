@@ -93,12 +93,20 @@ impl Losses {
         self.in_a_row.clear();
     }
 
-    /// The driver has said that a device is lost; true when it is not worth another try.
-    fn note(&mut self, now: Instant, device: &GpuDevice) -> bool {
+    /// The driver has said that a device is lost; true when it is not worth another try. A loss that a request was ended for counts
+    /// only with others that no request explains.
+    fn note(&mut self, now: Instant, device: &GpuDevice, condemned: bool) -> bool {
         while self.recent.front().is_some_and(|(_, at)| now.duration_since(*at) > WINDOW) {
             self.recent.pop_front();
         }
+        if condemned && self.in_a_row.pop().is_some() {
+            // Once for the request, not once for each of its failures.
+            self.recent.pop_back();
+        }
         self.recent.push_back((device.clone(), now));
+        if condemned {
+            return false;
+        }
         self.in_a_row.push(device.clone());
         let count = |known: usize, limit| known >= limit;
         let gone = count(self.in_a_row.iter().filter(|it| *it == device).count(), GONE_IN_A_ROW)
@@ -118,11 +126,11 @@ impl Losses {
 }
 
 impl Driver {
-    /// Whether `error` means that its worker's device does not come back.
-    pub(super) fn loses_device(&mut self, error: &WorkerError) -> bool {
+    /// Whether `error` means that its worker's device does not come back; not when a request was ended for it.
+    pub(super) fn loses_device(&mut self, error: &WorkerError, condemned: bool) -> bool {
         let stage = error.lost_device().and_then(|stage| self.plan.stages.get(stage));
         match stage.map(|stage| &stage.execution) {
-            Some(Execution::Gpu { device }) => self.relocation.losses.note(Instant::now(), device),
+            Some(Execution::Gpu { device }) => self.relocation.losses.note(Instant::now(), device, condemned),
             Some(Execution::Cpu { .. }) | None => false,
         }
     }
@@ -247,25 +255,36 @@ mod tests {
         }
     }
 
+    /// A request that faults whatever runs it must not take a card with it; a card that faults whatever it runs is found all the same.
+    #[test]
+    fn losses_that_requests_were_ended_for_count_once_each() {
+        let (mut losses, now) = (Losses::default(), Instant::now());
+        for request in 1..GONE_IN_ALL {
+            assert!(!losses.note(now, &device(0), false), "request {request}");
+            assert!(!losses.note(now, &device(0), true), "request {request} is ended");
+        }
+        assert!(losses.note(now, &device(0), false), "and yet another one");
+    }
+
     #[test]
     fn a_device_is_gone_when_its_next_worker_fails_before_any_step_or_it_fails_again_and_again() {
         let (mut losses, now) = (Losses::default(), Instant::now());
-        assert!(!losses.note(now, &device(0)));
-        assert!(!losses.note(now, &device(1)), "another device");
-        assert!(losses.note(now, &device(0)));
+        assert!(!losses.note(now, &device(0), false));
+        assert!(!losses.note(now, &device(1), false), "another device");
+        assert!(losses.note(now, &device(0), false));
         assert_eq!(losses.words(), "device 0 (GPU) is lost");
-        assert!(losses.note(now, &device(1)));
+        assert!(losses.note(now, &device(1), false));
         assert_eq!(losses.words(), "device 0 (GPU) and device 1 (GPU) are lost");
         let mut losses = Losses::default();
         for (nth, gone) in [(1, false), (2, false), (3, true)] {
             losses.progressed();
-            assert_eq!(losses.note(now, &device(1)), gone, "loss {nth}");
+            assert_eq!(losses.note(now, &device(1), false), gone, "loss {nth}");
         }
         losses.progressed();
         let mut losses = Losses::default();
         for minute in 0..5 {
             losses.progressed();
-            assert!(!losses.note(now + minute * 2 * WINDOW, &device(1)), "old losses are forgotten");
+            assert!(!losses.note(now + minute * 2 * WINDOW, &device(1), false), "old losses are forgotten");
         }
     }
 }

@@ -193,14 +193,18 @@ impl WorkerError {
         }
     }
 
-    /// Whether what the worker was doing may be to blame. A signal from outside says nothing of the step in hand; a crash, an
-    /// error and a step without end do.
+    /// Whether what the worker was doing may be to blame. A signal from outside and an orderly end say nothing of the step in hand; a
+    /// crash, an error and a step without end do.
     pub(crate) fn blames_the_step(&self) -> bool {
         match self {
             WorkerError::Reported { .. } => true,
             WorkerError::Hung { stopped, .. } => !stopped,
             WorkerError::Died { ending: Ending::Exited(status), .. } => {
-                !matches!(status.signal(), Some(libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP))
+                let from_outside = matches!(
+                    status.signal(),
+                    Some(libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP)
+                );
+                !status.success() && !from_outside
             }
             _ => false,
         }
