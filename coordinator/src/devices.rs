@@ -44,6 +44,27 @@ pub fn machine_for(request: &PlacementRequest, exe: &Path) -> Result<Machine, Re
     Ok(Machine { gpus, memory_bandwidth: speed.map(|speed| speed.memory), ..host })
 }
 
+/// Why the host could not be looked at again.
+#[derive(Debug, thiserror::Error)]
+pub enum SearchError {
+    /// The request names GPUs in no way that is known.
+    #[error(transparent)]
+    Request(#[from] Refusal),
+    /// The search gave no answer, which says nothing about GPUs.
+    #[error("the search for GPUs failed: {0}")]
+    Failed(String),
+}
+
+/// The same as [`machine_for`] after the loss of a device: nothing is measured, and a search that fails is an error and not a host
+/// without GPUs.
+///
+/// # Errors
+/// See [`SearchError`].
+pub fn machine_again(request: &PlacementRequest, exe: &Path) -> Result<Machine, SearchError> {
+    let gpus = try_survey(&request.device_wish()?, exe, false).map_err(SearchError::Failed)?;
+    Ok(Machine { gpus, ..Machine::detect() })
+}
+
 /// The host with the GPUs that `plan` may mean.
 pub fn machine_with(plan: &Plan, exe: &Path) -> Machine {
     let providers = plan.stages.iter().filter_map(|stage| match &stage.execution {
@@ -59,10 +80,18 @@ pub fn machine_with(plan: &Plan, exe: &Path) -> Machine {
     Machine { gpus: survey(&wish, exe, false), ..Machine::detect() }
 }
 
-/// Looks for GPUs by running `exe`.
+/// Looks for GPUs; a search that fails finds none, and says why.
 fn survey(wish: &DeviceWish, exe: &Path, measure: bool) -> GpuSurvey {
+    try_survey(wish, exe, measure).unwrap_or_else(|reason| {
+        let looked_for = vec![SearchError::Failed(reason).to_string()];
+        GpuSurvey { gpus: Vec::new(), looked_for }
+    })
+}
+
+/// Looks for GPUs by running `exe`.
+fn try_survey(wish: &DeviceWish, exe: &Path, measure: bool) -> Result<GpuSurvey, String> {
     if *wish == DeviceWish::None {
-        return GpuSurvey::default();
+        return Ok(GpuSurvey::default());
     }
     let mut command = Command::new(exe);
     // Settings have been read; what the search needs of them are variables.
@@ -73,28 +102,27 @@ fn survey(wish: &DeviceWish, exe: &Path, measure: bool) -> GpuSurvey {
     if measure {
         command.arg("--measure=missing");
     }
-    match search(command, if measure { MEASURE_LIMIT } else { SEARCH_LIMIT }) {
-        Ok(Survey { devices, looked_for, speed_notes, .. }) => {
-            speed_notes.iter().for_each(|note| tracing::warn!("{note}"));
-            GpuSurvey { gpus: devices.into_iter().map(gpu).collect(), looked_for }
-        }
-        Err(reason) => {
-            GpuSurvey { gpus: Vec::new(), looked_for: vec![format!("the search for GPUs failed: {reason}")] }
-        }
-    }
+    let limit = if measure { MEASURE_LIMIT } else { SEARCH_LIMIT };
+    let Survey { devices, looked_for, speed_notes, .. } = search(command, limit)?;
+    speed_notes.iter().for_each(|note| tracing::warn!("{note}"));
+    Ok(GpuSurvey { gpus: devices.into_iter().map(gpu).collect(), looked_for })
 }
 
 fn search(mut command: Command, limit: Duration) -> Result<Survey, String> {
     let text = |error: std::io::Error| error.to_string();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(text)?;
-    let report = read(&mut child, limit);
-    if report.is_err() {
-        // Fails when it has ended, which is what is wanted.
-        let _ = child.kill();
-    }
+    let report = match read(&mut child, limit) {
+        Ok(report) => report,
+        Err(reason) => {
+            // Fails when it has ended, which is what is wanted.
+            let _ = child.kill();
+            // One that is stuck in a driver ends when the driver lets it: nobody waits for that.
+            drop(std::thread::Builder::new().name("devices".into()).spawn(move || child.wait()));
+            return Err(reason);
+        }
+    };
     let status = child.wait().map_err(text)?;
-    let report = report?;
     if !status.success() {
         return Err(format!("{status}: {}", String::from_utf8_lossy(&report).trim()));
     }

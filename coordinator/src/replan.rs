@@ -1,11 +1,11 @@
 //! Another placement of a loaded model when devices are gone: the same request on what is left.
 
 use crate::cards::CardLocks;
-use crate::devices::{THIS_PROGRAM, machine_for};
+use crate::devices::{THIS_PROGRAM, machine_again};
 use crate::engine::{Placed, Replan, ReplanError};
 use crate::open::LoadedModel;
 use crate::planner::{DeviceWish, Gpu, GpuSurvey, PlacementRequest, plan};
-use spillway_protocol::plan::{Execution, GpuDevice, Plan, Stage};
+use spillway_protocol::plan::{GpuDevice, Plan, Stage};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,24 +14,26 @@ use std::sync::Arc;
 pub struct Replanner {
     model: Arc<LoadedModel>,
     request: PlacementRequest,
+    /// The GPUs of the first placement, in pipeline order: what the request says of single ones is about these.
+    seats: Vec<GpuDevice>,
 }
 
 impl Replanner {
-    /// For a model that was placed with `request`.
-    pub fn new(model: Arc<LoadedModel>, request: PlacementRequest) -> Replanner {
-        Replanner { model, request }
+    /// For a model that was placed with `request`, as `plan`.
+    pub fn new(model: Arc<LoadedModel>, request: PlacementRequest, plan: &Plan) -> Replanner {
+        let seats = plan.stages.iter().filter_map(Stage::device).cloned().collect();
+        Replanner { model, request, seats }
     }
 }
 
 impl Replan for Replanner {
-    fn replan(&self, current: &Plan, lost: &[GpuDevice]) -> Result<Placed, ReplanError> {
-        let mut machine = machine_for(&self.request, Path::new(THIS_PROGRAM))?;
+    fn replan(&self, lost: &[GpuDevice]) -> Result<Placed, ReplanError> {
+        let mut machine = machine_again(&self.request, Path::new(THIS_PROGRAM))?;
         // The search may find a device that works for everyone but its worker.
         for gpu in machine.gpus.gpus.iter_mut().filter(|gpu| is_among(&gpu.device, lost)) {
             gpu.refused.get_or_insert_with(|| "it was lost while it served".to_owned());
         }
-        let seats: Vec<&GpuDevice> = current.stages.iter().filter_map(device).collect();
-        let request = without(&self.request, &seats, lost, &machine.gpus)?;
+        let request = without(&self.request, &self.seats, lost, &machine.gpus)?;
         let plan = plan(self.model.summary(), &machine, &request)?;
         for warning in &plan.warnings {
             tracing::warn!("{warning}");
@@ -41,19 +43,16 @@ impl Replan for Replanner {
     }
 }
 
-/// Whether a device is one of several, whatever numbers they have by now.
+/// Whether a device is one of several.
 fn is_among(device: &GpuDevice, others: &[GpuDevice]) -> bool {
-    others.iter().any(|other| match (&device.uuid, &other.uuid) {
-        (Some(one), Some(two)) => one == two,
-        _ => (&device.provider, &device.pci) == (&other.provider, &other.pci),
-    })
+    others.iter().any(|other| device.is_same_card(other))
 }
 
 /// The request as it is to be read without the lost devices, of those that the pipeline ran on. What it says of single devices or
 /// of their number goes with them; when none is left, everything that needs one does.
 fn without(
     request: &PlacementRequest,
-    seats: &[&GpuDevice],
+    seats: &[GpuDevice],
     lost: &[GpuDevice],
     survey: &GpuSurvey,
 ) -> Result<PlacementRequest, ReplanError> {
@@ -62,10 +61,9 @@ fn without(
     let (devices, left) = match request.device_wish()? {
         // By the numbers that the search gives them now.
         DeviceWish::List(_) => {
-            let number = |seat: &&GpuDevice| {
-                let seat = std::slice::from_ref(*seat);
-                let found = survey.gpus.iter().filter(usable).find(|gpu| is_among(&gpu.device, seat))?;
-                Some(found.device.index.to_string())
+            let number = |seat: &GpuDevice| {
+                let mut found = survey.gpus.iter().filter(usable);
+                Some(found.find(|gpu| gpu.device.is_same_card(seat))?.device.index.to_string())
             };
             let numbers: Vec<String> = seats.iter().filter_map(number).collect();
             (Some(numbers.join(",")), numbers.len())
@@ -91,17 +89,11 @@ fn without(
     })
 }
 
-fn device(stage: &Stage) -> Option<&GpuDevice> {
-    match &stage.execution {
-        Execution::Gpu { device } => Some(device),
-        Execution::Cpu { .. } => None,
-    }
-}
-
-/// The entries of a list with one for each GPU that belong to those which stay; a list of another length as it is.
+/// The entries of a list with one for each GPU that belong to those which stay; a list with one for all as it is. Entries beyond
+/// the GPUs of the pipeline are of those that were named and not used.
 fn keep(list: &str, stays: &[bool]) -> String {
     let entries: Vec<&str> = list.split(',').collect();
-    if entries.len() != stays.len() {
+    if entries.len() < stays.len() || entries.len() == 1 {
         return list.to_owned();
     }
     let kept = entries.into_iter().zip(stays).filter(|(_, stays)| **stays).map(|(entry, _)| entry);
@@ -152,9 +144,8 @@ mod tests {
     /// The request without the card at place 2, when the search finds what is left under other numbers.
     fn without_the_second(request: &PlacementRequest) -> PlacementRequest {
         let before = [card(0, 1), card(1, 2), card(2, 3)];
-        let seats: Vec<&GpuDevice> = before.iter().collect();
         let found = survey(&[card(0, 1), card(1, 3), card(2, 4)], &[]);
-        without(request, &seats, &before[1..2], &found).unwrap()
+        without(request, &before, &before[1..2], &found).unwrap()
     }
 
     #[test]
@@ -174,13 +165,30 @@ mod tests {
         assert_eq!(without_the_second(&all), all, "what holds for any number of cards");
     }
 
+    /// What was said of three cards is still about those three when the second one goes after the first.
+    #[test]
+    fn lists_are_about_the_cards_of_the_first_placement() {
+        let before = [card(0, 1), card(1, 2), card(2, 3)];
+        let found = survey(&[card(0, 3)], &[]);
+        let request = without(&asked(), &before, &before[..2], &found).unwrap();
+        assert_eq!((request.devices.as_deref(), request.pp), (Some("0"), Some(1)));
+        assert_eq!(request.vram_limit.as_deref(), Some("4GiB"));
+        assert_eq!(request.split.as_deref(), Some("bytes:3GiB"));
+        // Of four that were named, three are used.
+        let more = PlacementRequest { vram_limit: Some("8GiB,6GiB,4GiB,2GiB".into()), ..asked() };
+        assert_eq!(
+            without(&more, &before, &before[..1], &survey(&before[1..], &[])).unwrap().vram_limit.as_deref(),
+            Some("6GiB,4GiB")
+        );
+    }
+
     #[test]
     fn without_any_card_the_cpu_is_left() {
         let cards = [card(0, 1)];
         let lost = survey(&cards, &cards);
         for devices in ["0", "all", "amd"] {
             let request = PlacementRequest { devices: Some(devices.into()), pp: Some(1), ..asked() };
-            let left = without(&request, &[&cards[0]], &cards, &lost).unwrap();
+            let left = without(&request, &cards, &cards, &lost).unwrap();
             assert_eq!(
                 left,
                 PlacementRequest { max_seq: Some(99), ..PlacementRequest::default() },

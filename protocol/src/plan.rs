@@ -18,6 +18,26 @@ pub enum KvType {
     F16,
 }
 
+impl Stage {
+    /// The GPU that runs it, if one does.
+    pub fn device(&self) -> Option<&GpuDevice> {
+        match &self.execution {
+            Execution::Gpu { device } => Some(device),
+            Execution::Cpu { .. } => None,
+        }
+    }
+}
+
+impl GpuDevice {
+    /// Whether both are one card, whatever number it has by now.
+    pub fn is_same_card(&self, other: &GpuDevice) -> bool {
+        match (&self.uuid, &other.uuid) {
+            (Some(one), Some(two)) => one == two,
+            _ => (&self.provider, &self.pci) == (&other.provider, &other.pci),
+        }
+    }
+}
+
 impl KvType {
     /// Bytes of one element.
     pub fn bytes(self) -> u64 {

@@ -47,7 +47,8 @@ impl Prepared {
             tracing::warn!("{warning}");
         }
         let cards = CardLocks::take(&self.plan, self.placement.shares_devices())?;
-        let replan = Arc::new(Replanner::new(self.model.clone(), self.placement.request(&self.plan)));
+        let replan =
+            Arc::new(Replanner::new(self.model.clone(), self.placement.request(&self.plan), &self.plan));
         let options = EngineOptions { cards, replan: Some(replan), ..self.options };
         let (sender, receiver) = interrupts.channel();
         let from_loader = sender.clone();

@@ -173,7 +173,7 @@ pub fn validate(
     }
     let cards = CardLocks::take(&plan, placement.shares_devices())?;
     let model = Arc::new(model);
-    let replan = Arc::new(Replanner::new(model.clone(), placement.request(&plan)));
+    let replan = Arc::new(Replanner::new(model.clone(), placement.request(&plan), &plan));
     let start = Start { model, plan, generations: config.generations(), cards, replan };
     Ok((start, config.engine_options()))
 }

@@ -10,6 +10,7 @@ use super::request::RequestError;
 use super::start::{depth, next_epoch};
 use super::supervisor::WINDOW;
 use crate::cards::{CardLocks, LockError};
+use crate::devices::SearchError;
 use crate::planner::Refusal;
 use crate::workers::{WorkerError, Workers};
 use spillway_model::gguf::FileStamp;
@@ -50,16 +51,28 @@ pub enum ReplanError {
     /// A device that is left is in use by another process.
     #[error(transparent)]
     Card(#[from] LockError),
+    /// What is left could not be seen; that may be otherwise soon.
+    #[error("{0}")]
+    Unseen(String),
+}
+
+impl From<SearchError> for ReplanError {
+    fn from(error: SearchError) -> Self {
+        match error {
+            SearchError::Request(refusal) => ReplanError::Plan(refusal),
+            SearchError::Failed(_) => ReplanError::Unseen(error.to_string()),
+        }
+    }
 }
 
 /// Finds another placement of the model that an engine runs.
 pub trait Replan: fmt::Debug + Send + Sync {
-    /// Places the model as before, without the `lost` devices. Called when the workers of `current` have ended, on a thread where
-    /// it may take its time.
+    /// Places the model as before, without the `lost` devices: all that were lost since it was loaded. Called when its workers have
+    /// ended, on a thread where it may take its time.
     ///
     /// # Errors
     /// There is none.
-    fn replan(&self, current: &Plan, lost: &[GpuDevice]) -> Result<Placed, ReplanError>;
+    fn replan(&self, lost: &[GpuDevice]) -> Result<Placed, ReplanError>;
 }
 
 /// What it takes to start the pipeline elsewhere.
@@ -109,9 +122,9 @@ impl Losses {
         }
         self.in_a_row.push(device.clone());
         let count = |known: usize, limit| known >= limit;
-        let gone = count(self.in_a_row.iter().filter(|it| *it == device).count(), GONE_IN_A_ROW)
-            || count(self.recent.iter().filter(|(it, _)| it == device).count(), GONE_IN_ALL);
-        if gone && !self.gone.contains(device) {
+        let gone = count(self.in_a_row.iter().filter(|it| it.is_same_card(device)).count(), GONE_IN_A_ROW)
+            || count(self.recent.iter().filter(|(it, _)| it.is_same_card(device)).count(), GONE_IN_ALL);
+        if gone && !self.gone.iter().any(|it| it.is_same_card(device)) {
             self.gone.push(device.clone());
         }
         gone
@@ -211,13 +224,13 @@ impl Meanwhile<'_> {
 
     /// Lets `replan` search on a thread of its own; none when the engine is to stop, and then the search ends by itself.
     fn find(&mut self, replan: Arc<dyn Replan>) -> Result<Option<Placed>, Setback> {
-        let (plan, lost) = (self.driver().plan.clone(), self.driver().relocation.losses.gone.clone());
+        let lost = self.driver().relocation.losses.gone.clone();
         let words = self.driver().relocation.losses.words();
-        let search = move || replan.replan(&plan, &lost);
+        let search = move || replan.replan(&lost);
         let thread = std::thread::Builder::new().name("replan".into()).spawn(search);
         let thread = match thread {
             Ok(thread) => thread,
-            Err(error) => return Err(Setback::Final(RequestError::device_lost(&words, &error.to_string()))),
+            Err(error) => return Err(Setback::Worker(WorkerError::Unseen(error.to_string()))),
         };
         while !thread.is_finished() {
             if self.serve().is_break() {
@@ -227,6 +240,7 @@ impl Meanwhile<'_> {
         }
         match thread.join() {
             Ok(Ok(placed)) => Ok(Some(placed)),
+            Ok(Err(ReplanError::Unseen(reason))) => Err(Setback::Worker(WorkerError::Unseen(reason))),
             Ok(Err(error)) => Err(Setback::Final(RequestError::device_lost(
                 &words,
                 &format!("the model cannot be placed on what is left: {error}"),

@@ -123,6 +123,9 @@ pub enum WorkerError {
         /// Whether the process was stopped (SIGSTOP, a debugger).
         stopped: bool,
     },
+    /// After the loss of a device, nobody can say what is left.
+    #[error("the model cannot be placed anew yet: {0}")]
+    Unseen(String),
     /// Whoever waited for the load wants it no more.
     #[error("loading was given up")]
     GivenUp,
@@ -169,6 +172,7 @@ impl WorkerError {
             }
             WorkerError::Silent { .. } => "worker_silent",
             WorkerError::Hung { .. } => "worker_hung",
+            WorkerError::Unseen(_) => "device_search_failed",
             WorkerError::GivenUp => "load_given_up",
             WorkerError::Reported { code, .. } => {
                 PASSED_ON.into_iter().find(|known| code == known).unwrap_or("worker_failed")

@@ -10,7 +10,7 @@ use super::load::{STOPPED_LIMIT, TICK, wait_for_news};
 use super::{LoadProgress, LoadWatcher, Worker};
 use serde::Serialize;
 use spillway_protocol::control::{DeviceShare, FromWorker, ToWorker};
-use spillway_protocol::plan::{Execution, GpuDevice, Plan, Stage};
+use spillway_protocol::plan::{GpuDevice, Plan};
 use spillway_protocol::ring::{RingConsumer, Wait};
 use spillway_worker_gpu::links::{self, End, Verdict};
 use spillway_worker_gpu::{link_cache, probe_command};
@@ -70,7 +70,7 @@ impl Link {
 /// The links of a plan as tests allow them. Takes seconds where a pair was never tested.
 pub(super) fn decide(plan: &Plan, exe: &Path) -> Vec<Link> {
     let pairs = plan.stages.windows(2).enumerate();
-    let gpus = pairs.filter_map(|(from, pair)| Some((from, gpu(&pair[0])?, gpu(&pair[1])?)));
+    let gpus = pairs.filter_map(|(from, pair)| Some((from, pair[0].device()?, pair[1].device()?)));
     let decide = |(from, first, second)| {
         if !plan.peer_copies {
             return Link::staged(from, "peer copies are switched off");
@@ -78,13 +78,6 @@ pub(super) fn decide(plan: &Plan, exe: &Path) -> Vec<Link> {
         allowed(exe, first, second).map_or_else(|reason| Link::refused(from, reason), |()| Link::peer(from))
     };
     gpus.map(decide).collect()
-}
-
-fn gpu(stage: &Stage) -> Option<&GpuDevice> {
-    match &stage.execution {
-        Execution::Gpu { device } => Some(device),
-        Execution::Cpu { .. } => None,
-    }
 }
 
 /// Whether the first device may write into the second one's memory, or why not.
@@ -111,26 +104,22 @@ fn verdict(exe: &Path, first: &End, second: &End) -> Result<Verdict, String> {
     Ok(found)
 }
 
-/// Arranges the links that were decided on, tells of them, and lets every worker serve. What lies between two workers that serve
-/// already stays as it was `before`. What comes out of `logits` meanwhile belongs to steps that are forgotten.
+/// Arranges those of the links decided on that are not in `links`, puts them there and tells of them, and lets every worker serve. After
+/// an error it can be called again. What comes out of `logits` meanwhile belongs to steps that are forgotten.
 pub(super) fn arrange(
     workers: &mut [Worker],
     logits: &mut RingConsumer,
     decided: &[Link],
-    before: &[Link],
+    links: &mut Vec<Link>,
     watcher: &mut dyn LoadWatcher,
-) -> Result<Vec<Link>, WorkerError> {
-    let served: Vec<bool> = workers.iter().map(|worker| worker.state() == Lifecycle::Ready).collect();
+) -> Result<(), WorkerError> {
     // A worker that was left in the middle of sending answers when the one after it has taken old frames out of the ring.
-    if served.contains(&true) {
+    if workers.iter().any(|worker| worker.state() == Lifecycle::Ready) {
         let_serve(workers)?;
     }
-    let mut links = Vec::with_capacity(decided.len());
     for decided in decided {
         let from = decided.from;
-        let stays = served[from] && served[from + 1];
-        if let Some(link) = before.iter().find(|link| stays && link.from == from) {
-            links.push(link.clone());
+        if links.iter().any(|link| link.from == from) {
             continue;
         }
         let mut link = decided.clone();
@@ -142,8 +131,8 @@ pub(super) fn arrange(
         watcher.progress(LoadProgress::Link(link.clone()));
         links.push(link);
     }
-    let_serve(workers)?;
-    Ok(links)
+    links.sort_by_key(|link| link.from);
+    let_serve(workers)
 }
 
 /// Tells every worker that does not know yet that steps may come.
@@ -175,6 +164,11 @@ fn connect(
     }
 }
 
+/// Whether a message answers a question about links.
+pub(super) fn is_answer(message: &FromWorker) -> bool {
+    matches!(message, FromWorker::Offered(_) | FromWorker::Connected(_))
+}
+
 /// Sends a request to the worker of a stage and waits for its answer, as long as it can give one and all others are there. One that is
 /// in the middle of sending waits for those after it, and the last one for room among its logits.
 fn ask(
@@ -184,6 +178,10 @@ fn ask(
     request: &ToWorker,
     watcher: &mut dyn LoadWatcher,
 ) -> Result<FromWorker, WorkerError> {
+    // Takes in the answer to a question that was given up.
+    if let Some(error) = workers[stage].failure() {
+        return Err(error);
+    }
     workers[stage].send(request)?;
     let asked = Instant::now();
     loop {

@@ -163,7 +163,10 @@ impl Workers {
             }
             worker.enter(Change::Ended, "it had not loaded when another one failed");
             worker.replace(epoch, self.recipe.start(worker.stage)?);
-            replaced.push(worker.stage);
+            // Its links went with its predecessor.
+            let stage = worker.stage;
+            self.links.retain(|link| link.from != stage && link.from + 1 != stage);
+            replaced.push(stage);
         }
         Ok(replaced)
     }
@@ -187,7 +190,7 @@ impl Workers {
     fn load(&mut self, epoch: u64, watcher: &mut dyn LoadWatcher) -> Result<(), WorkerError> {
         load::load_all(&mut self.workers, &self.recipe, epoch, watcher)?;
         let Workers { workers, logits, recipe, links, .. } = self;
-        *links = links::arrange(workers, logits, &recipe.decided, links, watcher)?;
+        links::arrange(workers, logits, &recipe.decided, links, watcher)?;
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 //! another. What a worker sees has other numbers than what the coordinator saw; it looks for its card's address and id.
 
 use super::links::{Link, LinkPath};
-use spillway_protocol::plan::{Execution, GpuDevice, Plan};
+use spillway_protocol::plan::{GpuDevice, Plan};
 use std::process::Command;
 
 /// How a driver's libraries are told what they may see.
@@ -46,10 +46,7 @@ impl Visibility {
     /// What the worker of a stage may see. Nothing is changed where cards cannot be named by id: then it sees what this process
     /// sees.
     pub fn of(plan: &Plan, stage: usize, links: &[Link]) -> Visibility {
-        let device = |stage: usize| match &plan.stages.get(stage)?.execution {
-            Execution::Gpu { device } => Some(device),
-            Execution::Cpu { .. } => None,
-        };
+        let device = |stage: usize| plan.stages.get(stage)?.device();
         let Some(own) = device(stage) else { return Visibility::default() };
         let writes_on = links.iter().any(|link| link.from == stage && link.path == LinkPath::Peer);
         let next = device(stage + 1).filter(|next| writes_on && *next != own);
@@ -82,7 +79,7 @@ impl Visibility {
 mod tests {
     use super::*;
     use spillway_protocol::plan::{
-        ActivationType, KvType, Limits, PLAN_VERSION, PlannedModel, Stage, StageBytes,
+        ActivationType, Execution, KvType, Limits, PLAN_VERSION, PlannedModel, Stage, StageBytes,
     };
 
     fn gpu(provider: &str, uuid: Option<&str>) -> Execution {

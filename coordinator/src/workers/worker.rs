@@ -2,6 +2,7 @@
 
 use super::error::{Ending, WorkerError, WorkerName};
 use super::lifecycle::{Change, Life, Lifecycle};
+use super::links::is_answer;
 use super::memory;
 use super::process::WorkerProcess;
 use spillway_protocol::channel::CoordinatorEnd;
@@ -129,11 +130,17 @@ impl Worker {
 
     /// Why the worker does not serve any more, if so.
     pub(super) fn failure(&mut self) -> Option<WorkerError> {
-        match self.next_message() {
-            Ok(None) => None,
-            Ok(Some(FromWorker::Failed { code, message })) => Some(self.reported(code, message)),
-            Ok(Some(message)) => Some(self.protocol_error(format!("{message:?} while serving"))),
-            Err(error) => Some(error),
+        loop {
+            match self.next_message() {
+                // To a question that was given up when another worker failed.
+                Ok(Some(message)) if is_answer(&message) => {}
+                Ok(None) => return None,
+                Ok(Some(FromWorker::Failed { code, message })) => return Some(self.reported(code, message)),
+                Ok(Some(message)) => {
+                    return Some(self.protocol_error(format!("{message:?} while serving")));
+                }
+                Err(error) => return Some(error),
+            }
         }
     }
 
