@@ -10,6 +10,7 @@ mod inspect;
 mod msgpack;
 pub mod nvrtc;
 mod settings;
+pub mod tied;
 mod toolchain;
 mod workspace;
 
@@ -24,6 +25,7 @@ use cache::{Cache, Key};
 use spillway_kernels::hip::{DeviceSource, HEADERS};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use toolchain::Toolchain;
 
@@ -148,7 +150,11 @@ impl KernelCompiler {
         let output = folder.path().join("object");
         write(&input, source.text)?;
         let mut compiler = toolchain.command(&input, &output);
-        workspace::end_with_this_process(&mut compiler);
+        if let Some(child) = &self.settings.compiler_child {
+            compiler = tied::command(child, &compiler);
+        }
+        // Whatever it leaves behind when it is killed is left in this folder.
+        compiler.env("TMPDIR", folder.path()).stdin(Stdio::null());
         let run = compiler.output();
         let run =
             run.map_err(|error| CompileError::io("running the compiler", toolchain.program(), &error))?;

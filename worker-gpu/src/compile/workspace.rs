@@ -1,13 +1,10 @@
-//! What a compiler works in: a folder of its own for each kernel, and an end when this process ends.
+//! What a compiler works in: a folder of its own for each kernel.
 
 use super::error::CompileError;
 use nix::errno::Errno;
-use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::kill;
 use nix::unistd::Pid;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
 use tempfile::TempDir;
 
 /// What folders are called, before the number of the process that made them.
@@ -37,17 +34,10 @@ pub(super) fn sweep(temporary: &Path) {
     }
 }
 
-/// Lets the compiler end when the thread that waits for it does.
-pub(super) fn end_with_this_process(command: &mut Command) {
-    // SAFETY: between fork and exec only a system call is made, which allocates nothing and takes no lock.
-    unsafe {
-        command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGTERM)?));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
 
     #[test]
     fn folders_of_processes_that_are_gone_are_removed_and_no_others() {
@@ -68,18 +58,5 @@ mod tests {
         ];
         sweep(temporary.path());
         assert!(!gone.exists() && kept.iter().all(|path| path.exists()));
-    }
-
-    #[test]
-    fn a_compiler_ends_with_the_thread_that_waits_for_it() {
-        let mut compiler = std::thread::spawn(|| {
-            let mut command = Command::new("sleep");
-            command.arg("60");
-            end_with_this_process(&mut command);
-            command.spawn().unwrap()
-        })
-        .join()
-        .unwrap();
-        assert!(!compiler.wait().unwrap().success(), "it was ended");
     }
 }
