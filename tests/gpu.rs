@@ -12,8 +12,10 @@ mod support;
 use gpu::{can_compile, command, run};
 use serde_json::{Value, json};
 use spillway_model::testing::{TinyModel, oracles};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use support::{Daemon, Models, spillway};
+use std::process::Stdio;
+use support::{Daemon, Models, eventually, is_running, spillway};
 
 const ARCHITECTURES: [&str; 4] = ["llama", "qwen2", "qwen3", "qwen35"];
 
@@ -500,4 +502,38 @@ fn devices_and_kernels_are_listed() {
     }
     let unknown = run(&["kernels", "build", "--arch", "gfx", "--json"]);
     assert_eq!((unknown.code, unknown.json()["code"].as_str()), (Some(2), Some("kernel_unknown_arch")));
+}
+
+/// Whoever kills the program is not left with compilers at work.
+#[test]
+fn a_compiler_ends_with_the_program_that_started_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (compiler, started) = (folder.path().join("c++"), folder.path().join("started"));
+    let script =
+        "#!/bin/sh\n[ \"$1\" = --version ] && echo 1 && exit\necho $$ >> \"$STARTED\"\nexec sleep 600\n";
+    std::fs::write(&compiler, script).unwrap();
+    std::fs::set_permissions(&compiler, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut program = command(&["kernels", "build", "--arch", "emulated_wave32"]);
+    program.env("SPILLWAY_CXX", &compiler).env("STARTED", &started);
+    program.env("SPILLWAY_KERNEL_CACHE", folder.path().join("cache"));
+    let mut program = program.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let compilers = || -> Vec<u32> {
+        let text = std::fs::read_to_string(&started).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    };
+    eventually("a compiler runs", || compilers().iter().any(|pid| is_running(*pid)));
+    program.kill().unwrap();
+    program.wait().unwrap();
+    eventually("no compiler runs", || compilers().iter().all(|pid| !is_running(*pid)));
+}
+
+#[test]
+fn a_compiler_that_cannot_be_started_is_named() {
+    let parent = std::process::id().to_string();
+    let ran = run(&["kernel-compiler", &parent, "/no/such/compiler"]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.stderr.contains("/no/such/compiler"), "{ran:?}");
+    let by_hand = run(&["kernel-compiler", "1", "true"]);
+    assert_eq!(by_hand.code, Some(1));
+    assert!(by_hand.stderr.contains("started by the program itself"), "{by_hand:?}");
 }

@@ -253,6 +253,7 @@ fn refusals() -> Vec<Refusal> {
             "response_format_unsupported",
             Some("response_format"),
         ),
+        (CHAT, json!({"stop_token_ids": [2]}), 400, "stop_token_ids_unsupported", Some("stop_token_ids")),
         (CHAT, json!({"guided_regex": "a*"}), 400, "response_format_unsupported", Some("guided_regex")),
         (CHAT, json!({"tools": [{"type": "function"}]}), 400, "tools_unsupported", Some("tools")),
         (CHAT, json!({"tools": ["x"]}), 400, "wrong_type", Some("tools")),

@@ -23,5 +23,6 @@ pub mod speed;
 mod worker;
 
 pub use worker::{
-    GpuWorker, NVRTC_SUBCOMMAND, PROBE_SUBCOMMAND, compiler_settings, link_cache, probe_command, speeds,
+    COMPILER_SUBCOMMAND, GpuWorker, NVRTC_SUBCOMMAND, PROBE_SUBCOMMAND, compiler_settings, link_cache,
+    probe_command, speeds,
 };

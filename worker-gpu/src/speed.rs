@@ -1,7 +1,7 @@
 //! How fast a device is: what placement decides by when it is asked to decide by speed.
 //!
-//! Measured with copies, which every driver has and which need no kernel: they come within a tenth of what a kernel reads.
-//! The caller sees to it that nobody else uses the device meanwhile.
+//! Measured with copies, which every driver has and which need no kernel. They stand in for what kernels read: how close they
+//! come has not been measured, and placement only compares devices. The caller sees to it that nobody else uses the device meanwhile.
 
 use crate::hip::{Device, HipError, Stream};
 use serde::{Deserialize, Serialize};

@@ -21,6 +21,9 @@ use std::time::Duration;
 /// Name of the hidden subcommand that [`crate::compile::nvrtc::child`] is reached by.
 pub const NVRTC_SUBCOMMAND: &str = "nvrtc";
 
+/// Name of the hidden subcommand that [`crate::compile::tied::child`] is reached by.
+pub const COMPILER_SUBCOMMAND: &str = "kernel-compiler";
+
 /// Name of the hidden subcommand that runs [`crate::links::probe::serve`].
 pub const PROBE_SUBCOMMAND: &str = "link-probe";
 
@@ -39,10 +42,12 @@ pub fn speeds() -> Measurements {
     Measurements::new(Settings::from_env().cache.join("speeds"))
 }
 
-/// Where compilers and the cache are, for a program that knows [`NVRTC_SUBCOMMAND`].
+/// Where compilers and the cache are, for a program that knows [`NVRTC_SUBCOMMAND`] and [`COMPILER_SUBCOMMAND`].
 pub fn compiler_settings() -> Settings {
-    let child = ChildCommand { program: "/proc/self/exe".into(), arguments: vec![NVRTC_SUBCOMMAND.into()] };
-    Settings { nvrtc_child: Some(child), ..Settings::from_env() }
+    let child =
+        |name: &str| Some(ChildCommand { program: "/proc/self/exe".into(), arguments: vec![name.into()] });
+    let (nvrtc_child, compiler_child) = (child(NVRTC_SUBCOMMAND), child(COMPILER_SUBCOMMAND));
+    Settings { nvrtc_child, compiler_child, ..Settings::from_env() }
 }
 
 /// Runs bands on GPUs.

@@ -31,9 +31,9 @@ use failure::Failure;
 use spillway_protocol::shm;
 use spillway_worker::Worker;
 use spillway_worker_cpu::CpuWorker;
-use spillway_worker_gpu::compile::nvrtc;
+use spillway_worker_gpu::compile::{nvrtc, tied};
 use spillway_worker_gpu::links::probe;
-use spillway_worker_gpu::{GpuWorker, NVRTC_SUBCOMMAND, PROBE_SUBCOMMAND};
+use spillway_worker_gpu::{COMPILER_SUBCOMMAND, GpuWorker, NVRTC_SUBCOMMAND, PROBE_SUBCOMMAND};
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -64,7 +64,8 @@ pub fn run(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn run_hidden(argv: &[OsString]) -> Option<ExitCode> {
     let (command, arguments) = argv.get(1..)?.split_first()?;
     let command = command.to_str()?;
-    if ![CpuWorker::NAME, GpuWorker::NAME, NVRTC_SUBCOMMAND, PROBE_SUBCOMMAND].contains(&command) {
+    let hidden = [CpuWorker::NAME, GpuWorker::NAME, NVRTC_SUBCOMMAND, COMPILER_SUBCOMMAND, PROBE_SUBCOMMAND];
+    if !hidden.contains(&command) {
         return None;
     }
     // Settings have become variables in the process that has started this one.
@@ -82,6 +83,10 @@ fn run_hidden(argv: &[OsString]) -> Option<ExitCode> {
                 ExitCode::FAILURE
             }
         }),
+        COMPILER_SUBCOMMAND => {
+            eprintln!("{}", tied::child(arguments));
+            Some(ExitCode::FAILURE)
+        }
         PROBE_SUBCOMMAND => Some(match probe::serve(std::io::stdin().lock(), std::io::stdout().lock()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {

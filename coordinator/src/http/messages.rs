@@ -3,7 +3,7 @@
 
 use super::error::ApiError;
 use serde_json::{Map, Value};
-use spillway_protocol::jsonl::describe;
+use spillway_protocol::jsonl::{LineError, describe};
 
 /// Roles of messages. `developer` is OpenAI's newer word for `system`, which is the one that templates know.
 const ROLES: &[(&str, &str)] = &[
@@ -119,7 +119,6 @@ fn normalise_tool_calls(index: usize, message: &mut Map<String, Value>) -> Resul
     Ok(())
 }
 
-fn wrong_type(param: &str, expected: &str, found: &Value) -> ApiError {
-    let found = describe(found);
-    ApiError::field("wrong_type", param, format!("the field \"{param}\" must be {expected}, not {found}"))
+fn wrong_type(param: &str, expected: &'static str, found: &Value) -> ApiError {
+    LineError::WrongType { field: param.to_owned(), expected, found: describe(found) }.into()
 }

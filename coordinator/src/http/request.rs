@@ -205,8 +205,7 @@ fn take_prompt(fields: &mut Fields) -> Result<Source, ApiError> {
             Some(ids) => Ok(Source::Ids(ids)),
             None => {
                 let (expected, found) = (Prompt::EXPECTED, Vec::<u32>::found(&other));
-                let message = format!("the field \"prompt\" must be {expected}, not {found}");
-                Err(ApiError::field("wrong_type", "prompt", message))
+                Err(LineError::WrongType { field: "prompt".to_owned(), expected, found }.into())
             }
         },
     }

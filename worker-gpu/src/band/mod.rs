@@ -231,8 +231,8 @@ impl Band {
         self.edges.receive(&self.stream, residual, rows)
     }
 
-    /// Runs the layers on the spans of `frame` and waits for them, unless logits are to follow. `pending` rows are dropped as soon as the device has read
-    /// them.
+    /// Runs the layers on the spans of `frame` and waits for them. `pending` rows are dropped as soon as the device has
+    /// read them.
     ///
     /// # Errors
     /// An operation cannot be queued, or the device failed.
@@ -259,9 +259,7 @@ impl Band {
             self.edges.wait_taken()?;
             drop(rows);
         }
-        // The head queues its work behind that of the layers, without a pause in between.
-        let head_follows = self.head.is_some() && frame.logit_rows() > 0;
-        if head_follows { Ok(()) } else { Ok(self.stream.synchronize()?) }
+        Ok(self.stream.synchronize()?)
     }
 
     /// Puts the output of the last step into `rows`.

@@ -10,6 +10,7 @@ mod inspect;
 mod msgpack;
 pub mod nvrtc;
 mod settings;
+pub mod tied;
 mod toolchain;
 mod workspace;
 
@@ -24,7 +25,8 @@ use cache::{Cache, Key};
 use spillway_kernels::hip::{DeviceSource, HEADERS};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use toolchain::Toolchain;
 
 /// A compiled source.
@@ -44,13 +46,15 @@ pub struct KernelCompiler {
     settings: Settings,
     cache: Cache,
     found: Mutex<BTreeMap<Arch, Result<Arc<Toolchain>, CompileError>>>,
+    /// Whether left-over folders were looked for, which the first build does.
+    swept: Once,
 }
 
 impl KernelCompiler {
     /// A compiler with its cache. Nothing is looked for before it is needed.
     pub fn new(settings: Settings) -> Self {
         let cache = Cache::new(settings.cache.clone());
-        Self { settings, cache, found: Mutex::new(BTreeMap::new()) }
+        Self { settings, cache, found: Mutex::new(BTreeMap::new()), swept: Once::new() }
     }
 
     /// The object of a source for an architecture: from the cache, or compiled now.
@@ -80,7 +84,6 @@ impl KernelCompiler {
         sources: &[DeviceSource<'_>],
         arch: &Arch,
     ) -> Vec<Result<Artifact, CompileError>> {
-        workspace::sweep(&std::env::temp_dir());
         let workers = std::thread::available_parallelism().map_or(1, usize::from).min(sources.len().max(1));
         let next = std::sync::atomic::AtomicUsize::new(0);
         let results = Mutex::new(BTreeMap::new());
@@ -140,6 +143,7 @@ impl KernelCompiler {
         arch: &Arch,
         toolchain: &Toolchain,
     ) -> Result<(Vec<u8>, String), CompileError> {
+        self.swept.call_once(|| workspace::sweep(&std::env::temp_dir()));
         let folder = workspace::folder()?;
         for header in HEADERS {
             write(&folder.path().join(header.name), header.text)?;
@@ -148,7 +152,11 @@ impl KernelCompiler {
         let output = folder.path().join("object");
         write(&input, source.text)?;
         let mut compiler = toolchain.command(&input, &output);
-        workspace::end_with_this_process(&mut compiler);
+        if let Some(child) = &self.settings.compiler_child {
+            compiler = tied::command(child, &compiler);
+        }
+        // Whatever it leaves behind when it is killed is left in this folder.
+        compiler.env("TMPDIR", folder.path()).stdin(Stdio::null());
         let run = compiler.output();
         let run =
             run.map_err(|error| CompileError::io("running the compiler", toolchain.program(), &error))?;

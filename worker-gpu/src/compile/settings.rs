@@ -25,6 +25,9 @@ pub struct Settings {
     pub cxx: Option<PathBuf>,
     /// What runs [`super::nvrtc::child`] with the job's arguments; without it NVRTC is not used.
     pub nvrtc_child: Option<ChildCommand>,
+    /// What runs [`super::tied::child`] with a compiler and its arguments; without it compilers are started as they are, and
+    /// may outlive this process.
+    pub compiler_child: Option<ChildCommand>,
     /// More flags for the C++ compiler of the emulated device: a sanitizer's.
     pub cxx_flags: Vec<String>,
 }
@@ -32,7 +35,15 @@ pub struct Settings {
 impl Settings {
     /// Compilers and a cache folder; everything else is looked for.
     pub fn with_cache(cache: PathBuf) -> Self {
-        Self { cache, clang: None, nvrtc: None, cxx: None, nvrtc_child: None, cxx_flags: Vec::new() }
+        Self {
+            cache,
+            clang: None,
+            nvrtc: None,
+            cxx: None,
+            nvrtc_child: None,
+            compiler_child: None,
+            cxx_flags: Vec::new(),
+        }
     }
 
     /// From the environment: `SPILLWAY_KERNEL_CACHE` (else `spillway/kernels` in the XDG cache folder), `SPILLWAY_CLANG`,

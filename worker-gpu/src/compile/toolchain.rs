@@ -149,7 +149,6 @@ impl Toolchain {
         } else {
             command.arg(input).arg(output);
         }
-        command.stdin(std::process::Stdio::null());
         command
     }
 }

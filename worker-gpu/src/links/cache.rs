@@ -1,44 +1,25 @@
-//! What link tests found, on disk: a file per pair of devices and driver version.
+//! What link tests found, on disk: a result per pair of devices and driver version.
 
 use super::{End, Verdict};
-use crate::compile::hex;
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-use std::io::Write;
+use crate::measurements::Measurements;
 use std::path::PathBuf;
 
-/// A file's contents.
-#[derive(Debug, Serialize, Deserialize)]
-struct Entry {
-    from: End,
-    to: End,
-    found: Verdict,
-}
-
-/// The folder of results. Files appear whole, so several processes may share it; what cannot be read counts as absent.
+/// Results of link tests, kept as other measurements are.
 #[derive(Debug)]
 pub struct LinkCache {
-    folder: PathBuf,
+    results: Measurements,
 }
 
 impl LinkCache {
     /// The cache in a folder that need not exist yet.
     pub fn new(folder: PathBuf) -> Self {
-        Self { folder }
+        Self { results: Measurements::new(folder) }
     }
 
     /// What the last test of a pair found, seen from `from`.
     pub fn find(&self, from: &End, to: &End) -> Option<Verdict> {
-        let text = std::fs::read(self.path(from, to)).ok()?;
-        let entry: Entry = serde_json::from_slice(&text).ok()?;
-        let (first, second) = (entry.from.identity(), entry.to.identity());
-        if (first, second) == (from.identity(), to.identity()) {
-            Some(entry.found)
-        } else if (first, second) == (to.identity(), from.identity()) {
-            Some(entry.found.reversed())
-        } else {
-            None
-        }
+        let pair = Pair::new(from, to);
+        Some(pair.turned(self.results.find(&pair.subject)?))
     }
 
     /// Keeps what a test found.
@@ -46,21 +27,29 @@ impl LinkCache {
     /// # Errors
     /// The folder cannot be written to.
     pub fn store(&self, from: &End, to: &End, found: &Verdict) -> std::io::Result<()> {
-        let entry = Entry { from: from.clone(), to: to.clone(), found: found.clone() };
-        std::fs::create_dir_all(&self.folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(&self.folder)?;
-        file.write_all(&serde_json::to_vec_pretty(&entry)?)?;
-        file.persist(self.path(from, to)).map_err(|failed| failed.error)?;
-        Ok(())
+        let pair = Pair::new(from, to);
+        self.results.store(&pair.subject, &pair.turned(found.clone()))
+    }
+}
+
+/// Two ends, whose result is kept once for both directions.
+struct Pair {
+    subject: String,
+    /// The result is kept as seen from the other end.
+    backwards: bool,
+}
+
+impl Pair {
+    fn new(from: &End, to: &End) -> Self {
+        let [from, to] = [from, to].map(|end| format!("{:?}", end.identity()));
+        let backwards = from > to;
+        let (first, second) = if backwards { (to, from) } else { (from, to) };
+        Self { subject: format!("{first} - {second}"), backwards }
     }
 
-    /// The same file for both directions.
-    fn path(&self, from: &End, to: &End) -> PathBuf {
-        let mut names = [from, to].map(|end| format!("{:?}", end.identity()));
-        names.sort_unstable();
-        let mut hash = Sha256::new();
-        names.iter().for_each(|name| hash.update(name));
-        self.folder.join(format!("{}.json", hex(&hash.finalize()[..16])))
+    /// From the direction that was asked for to the one that is kept, or back.
+    fn turned(&self, verdict: Verdict) -> Verdict {
+        if self.backwards { verdict.reversed() } else { verdict }
     }
 }
 

@@ -3,7 +3,7 @@
 //! Drivers report success for copies that deliver garbage, so nothing but a test counts. For a pair of devices two processes are
 //! started, each opens one of them ([`probe`]), and [`test()`] has them copy into each other's memory the way two stages of
 //! a pipeline do: sizes from a row to a large chunk, several patterns, repeated, in both directions, every byte compared. What came out is kept per
-//! pair and driver version ([`LinkCache`]).
+//! pair, driver version and version of this program ([`LinkCache`]).
 
 mod cache;
 pub mod probe;

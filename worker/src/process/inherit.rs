@@ -45,8 +45,12 @@ impl Inherited {
     }
 }
 
-/// Asks the system to kill this process when the thread that started it ends, then looks whether it already has.
-fn follow_parent(expected: u32) -> Result<(), ProcessError> {
+/// Asks the system to kill this process when the thread that started it ends, then looks whether it already has. That
+/// holds for what the process becomes by exec, too.
+///
+/// # Errors
+/// The parent is another process than `expected`.
+pub fn follow_parent(expected: u32) -> Result<(), ProcessError> {
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)
         .map_err(|error| ProcessError::System { action: "PR_SET_PDEATHSIG", source: error.into() })?;
     let found = getppid().as_raw().unsigned_abs();

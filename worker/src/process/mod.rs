@@ -14,6 +14,7 @@ mod stop;
 use crate::args::{ArgsError, WorkerArgs};
 use crate::band::{Rings, Worker};
 use inherit::Inherited;
+pub use inherit::follow_parent;
 use requests::Requests;
 use spillway_model::error::ModelError;
 use spillway_protocol::channel::{ChannelError, Received, Sender};
@@ -41,7 +42,7 @@ pub enum ProcessError {
     Args(#[from] ArgsError),
     /// The process that should be the parent is gone, or was never the parent.
     #[error(
-        "worker: the parent is process {found}, not {expected}; this subcommand is started by the coordinator"
+        "worker: the parent is process {found}, not {expected}; this subcommand is started by the program itself"
     )]
     Parent {
         /// Process id on the command line.
