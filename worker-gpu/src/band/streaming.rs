@@ -109,7 +109,13 @@ impl Streaming {
         self.fetch_ahead(blocks)?;
         let place = &self.places[self.used % PLACES];
         stream.wait_for(&place.filled)?;
-        for (matrix, to) in matrices.zip(self.spots(self.used)) {
+        let matrices: Vec<&mut Matrix> = matrices.collect();
+        let group = self.groups[self.used % self.groups.len()].matrices.iter().map(Matrix::memory);
+        debug_assert!(
+            matrices.iter().map(|matrix| matrix.memory()).eq(group),
+            "operations enter groups in order"
+        );
+        for (matrix, to) in matrices.into_iter().zip(self.spots(self.used)) {
             *matrix = matrix.moved_to(to?)?;
         }
         Ok(())

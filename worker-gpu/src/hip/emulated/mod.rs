@@ -56,6 +56,8 @@ pub struct Counters {
     pub allocations: u64,
     /// Kernels launched so far, replays included.
     pub launches: u64,
+    /// Bytes copied from host memory to devices so far.
+    pub uploaded: u64,
     /// Calls so far.
     pub calls: u64,
     /// Frees of memory that was not the last allocated of its kind, which fragments drivers' heaps.

@@ -71,7 +71,11 @@ impl State {
             Work::Copy { to, from, len } => {
                 let started = Instant::now();
                 copy(to, from, len);
-                wait_until(started, self.copy_time(to, from, len)?);
+                let ends = self.ends(to, from, len)?;
+                if let (Some(_), None) = ends {
+                    self.counters.uploaded += len as u64;
+                }
+                wait_until(started, self.copy_time(ends, len));
             }
             Work::PeerCopy { to, from, len } => {
                 copy(to, from, len);
@@ -104,22 +108,26 @@ impl State {
         Ok(())
     }
 
-    /// How long a copy takes at least, by the settings: nothing where they do not say.
-    fn copy_time(&self, to: usize, from: usize, len: usize) -> Result<Duration, Status> {
+    /// The devices that a copy goes to and comes from; `None` for the host.
+    fn ends(&self, to: usize, from: usize, len: usize) -> Result<(Option<u32>, Option<u32>), Status> {
         let on_device = |owner| match owner {
             Some(Owner::Device(ordinal)) => Some(ordinal),
             _ => None,
         };
-        let ends = (on_device(self.heap.owner(to, len)?), on_device(self.heap.owner(from, len)?));
+        Ok((on_device(self.heap.owner(to, len)?), on_device(self.heap.owner(from, len)?)))
+    }
+
+    /// How long a copy takes at least, by the settings: nothing where they do not say.
+    fn copy_time(&self, ends: (Option<u32>, Option<u32>), len: usize) -> Duration {
         let (rates, ordinal, moved) = match ends {
             // Inside a device every byte is read and written.
             (Some(ordinal), Some(_)) => (&self.settings.bandwidth, ordinal, 2 * len),
             (Some(ordinal), None) | (None, Some(ordinal)) => (&self.settings.link, ordinal, len),
-            (None, None) => return Ok(Duration::ZERO),
+            (None, None) => return Duration::ZERO,
         };
         let rate = rates.as_ref().and_then(|rates| rates.of(ordinal));
         let seconds = rate.map_or(0.0, |rate| moved as f64 / rate as f64);
-        Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 
     /// A kernel that fails is noticed later, as on a device: by the next call.
