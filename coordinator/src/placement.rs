@@ -1,6 +1,6 @@
 //! Where a placement comes from: made from options, or from a file in which an earlier one was kept.
 
-use crate::devices::{machine_for, machine_with};
+use crate::devices::{MissingSpeeds, machine_for, machine_with};
 use crate::planner::{ModelSummary, PlacementRequest, Refusal, plan, replay};
 use spillway_protocol::plan::{Execution, KvType, Limits, Plan, Residency, Stage};
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ impl Placement {
     ) -> Result<Plan, PlacementError> {
         match self {
             Placement::New(request) => {
-                let mut machine = machine_for(request, exe)?;
+                let mut machine = machine_for(request, exe, MissingSpeeds::Measure)?;
                 given_back.into_iter().for_each(|resident| machine.give_back(resident));
                 Ok(plan(model, &machine, request)?)
             }

@@ -1,7 +1,7 @@
 //! Another placement of a loaded model when devices are gone: the same request on what is left.
 
 use crate::cards::CardLocks;
-use crate::devices::{THIS_PROGRAM, machine_for};
+use crate::devices::{MissingSpeeds, THIS_PROGRAM, machine_for};
 use crate::engine::{Placed, Replan, ReplanError};
 use crate::open::LoadedModel;
 use crate::planner::{DeviceWish, Gpu, GpuSurvey, PlacementRequest, plan};
@@ -25,7 +25,8 @@ impl Replanner {
 
 impl Replan for Replanner {
     fn replan(&self, current: &Plan, lost: &[GpuDevice]) -> Result<Placed, ReplanError> {
-        let mut machine = machine_for(&self.request, Path::new(THIS_PROGRAM))?;
+        // Clients wait: nothing is measured now.
+        let mut machine = machine_for(&self.request, Path::new(THIS_PROGRAM), MissingSpeeds::Accept)?;
         // The search may find a device that works for everyone but its worker.
         for gpu in machine.gpus.gpus.iter_mut().filter(|gpu| is_among(&gpu.device, lost)) {
             gpu.refused.get_or_insert_with(|| "it was lost while it served".to_owned());

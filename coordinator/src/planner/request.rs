@@ -143,9 +143,19 @@ impl PlacementRequest {
         }
     }
 
-    /// Whether measured speeds of GPUs decide anything.
-    pub fn asks_for_speed(&self) -> bool {
-        self.asks_for_host_speed() || written(&self.split) == Some("auto")
+    /// Places in `survey` of the GPUs whose speeds decide something and are not known. A request that will be refused for the GPUs
+    /// that it names has none.
+    pub(crate) fn unmeasured(&self, survey: &GpuSurvey) -> Vec<usize> {
+        let select = |wish: DeviceWish| wish.select(survey, self.allow_shared_device);
+        let mut gpus = self.device_wish().and_then(select).unwrap_or_default();
+        // Those beyond `pp` are not used.
+        gpus.truncate(self.pp.unwrap_or(gpus.len()));
+        let to_be_split = written(&self.split) == Some("auto") && gpus.len() > 1;
+        let decides = to_be_split || self.asks_for_host_speed();
+        gpus.retain(|&gpu| decides && survey.gpus[gpu].speed.is_none());
+        gpus.sort_unstable();
+        gpus.dedup();
+        gpus
     }
 
     /// Whether the measured speed of the host decides anything.
