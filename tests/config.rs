@@ -304,6 +304,12 @@ fn devices_of_the_file_are_planned_with_and_seen_only_once() {
         devices["devices"][0]["provider"].as_str().map(|name| name.starts_with("emulated")),
         Some(true)
     );
+    // The search is another process of this program: its settings are those of the one that started it.
+    let broken = Home::new("memory = [");
+    let args = ["--config", text(&home.path()), "plan", "-m", text(&models.tiny()), "--json"];
+    let searched = broken.run(&args);
+    assert_eq!(searched.code, Some(0), "{searched:?}");
+    assert_eq!(searched.json(), plan);
 }
 
 #[test]
