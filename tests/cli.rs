@@ -364,3 +364,26 @@ fn unknown_kernels_are_refused_before_a_worker_starts() {
     // Set but empty is as good as unset.
     assert_eq!(logits("").status.code(), Some(0));
 }
+
+/// Whoever reads standard error may go away: what is told there is lost, and nothing else changes.
+#[test]
+fn a_standard_error_that_nobody_reads_ends_no_command() {
+    let models = Models::new();
+    let (model, file) = (models.tiny(), models.path("config.toml"));
+    let (model, file) = (model.to_str().unwrap(), file.to_str().unwrap());
+    let load = ["logits", "-m", model, "--ids", "1", "--progress", "json"];
+    let table: [(&[&str], i32); 5] = [
+        (&["config", "--config", file, "set", "memory.max_seq", "64"], 0),
+        (&["config", "--config", file, "unset", "memory.parallel"], 0),
+        (&["plan", "-m", "/nowhere.gguf"], 3),
+        (&["kernels"], 2),
+        (&load, 0),
+    ];
+    for (args, code) in table {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = spillway(args);
+        command.env("SPILLWAY_MAX_SEQ", "32").stdout(Stdio::null()).stderr(writer);
+        assert_eq!(command.status().unwrap().code(), Some(code), "{args:?}");
+    }
+}

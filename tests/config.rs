@@ -304,6 +304,12 @@ fn devices_of_the_file_are_planned_with_and_seen_only_once() {
         devices["devices"][0]["provider"].as_str().map(|name| name.starts_with("emulated")),
         Some(true)
     );
+    // The search is another process of this program: its settings are those of the one that started it.
+    let broken = Home::new("memory = [");
+    let (settings, model) = (home.path(), models.tiny());
+    let searched = broken.run(&["--config", text(&settings), "plan", "-m", text(&model), "--json"]);
+    assert_eq!(searched.code, Some(0), "{searched:?}");
+    assert_eq!(searched.json(), plan);
 }
 
 #[test]

@@ -33,7 +33,13 @@ impl Measured {
     }
 
     fn run(&self, args: &[&str]) -> Ran {
+        self.run_on("", args)
+    }
+
+    /// On a machine that has these devices.
+    fn run_on(&self, provider: &str, args: &[&str]) -> Ran {
         let mut command = spillway(args);
+        command.env("SPILLWAY_PROVIDER", provider);
         command.env("SPILLWAY_KERNEL_CACHE", self.models.path("cache"));
         command.env("SPILLWAY_LOCK_DIR", self.models.path("locks"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -89,6 +95,44 @@ fn a_split_follows_speeds_that_are_measured_when_they_are_needed() {
     assert!(counts[0] >= 7, "four times as fast: {counts:?}");
     let why = split["stages"][1]["why"].as_str().unwrap();
     assert!(why.contains("the slowest stage is fastest so, at ") && why.contains("MiB/s here"), "{why}");
+}
+
+/// Only the devices that a placement uses are measured, and a split of one device is no question of speed.
+#[test]
+fn devices_that_are_not_used_are_not_measured() {
+    let measured = Measured::new();
+    let provider = "emulated:devices=3,memory=64MiB,ids=3";
+    let known = || {
+        let found = measured.run_on(provider, &["devices", "--json"]).json();
+        let speed = |number: usize| !found["devices"][number]["speed"].is_null();
+        [0, 1, 2].map(speed)
+    };
+    let plan = |more: &[&str]| {
+        let ran =
+            measured.run_on(provider, &[&["plan", "-m", text(&measured.model)][..], &SMALL, more].concat());
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    };
+    plan(&["--devices", "1", "--split", "auto"]);
+    assert_eq!(known(), [false; 3]);
+    plan(&["--devices", "1", "--gpu-layer-budget", "auto"]);
+    assert_eq!(known(), [false, true, false]);
+    plan(&["--devices", "2,1,0", "--pp", "2", "--split", "auto"]);
+    assert_eq!(known(), [false, true, true], "the third one is not used");
+}
+
+#[test]
+fn a_measurement_may_be_of_some_devices_alone() {
+    let measured = Measured::new();
+    let only = |numbers: &str| {
+        let args = ["devices", "--json", "--measure", "--only", numbers];
+        measured.run_on("emulated:devices=2,memory=64MiB,ids=3", &args)
+    };
+    let unknown = only("0,2");
+    assert_eq!((unknown.code, unknown.json()["code"].as_str()), (Some(3), Some("bad_input")), "{unknown:?}");
+    assert!(!measured.models.path("cache/speeds").exists(), "nothing was measured");
+    let found = only("1").json();
+    assert!(found["devices"][0]["speed"].is_null() && !found["devices"][1]["speed"].is_null(), "{found}");
+    assert!(found["host"].is_null(), "{found}");
 }
 
 /// What was kept decides: whoever reads faster runs what spills, and a card that is slower than the CPU runs nothing.

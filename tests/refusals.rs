@@ -76,11 +76,27 @@ fn bands_that_cannot_be() {
             "too_few_layers",
             &["5 stages", "4 layers"],
         ),
+        (
+            json!({"devices": 0, "gpu_layer_budget": 3, "offload_exec": "cpu", "cpu_workers": 2}),
+            "too_few_layers",
+            &["1 layers", "2"],
+        ),
+        (json!({"pp": 2, "cpu_workers": 3}), "stages_disagree", &["pp is 2", "cpu_workers is 3"]),
         (json!({"devices": "0,2", "pp": 3}), "pp_beyond_devices", &["pp is 3", "2 devices"]),
         (json!({"pp_layers": "2,x"}), "pp_layers_parse", &["`x`"]),
         (json!({"pp": 3, "pp_layers": "2,2"}), "pp_layers_count", &["2 entries", "3 stages"]),
         (json!({"pp_layers": [2, 1]}), "pp_layers_sum", &["3 layers", "has 4"]),
         (json!({"pp_layers": [4, 0]}), "pp_layers_empty_stage", &["stage 1"]),
+        (
+            json!({"devices": "0,2", "pp_layers": "2,2", "split": "auto"}),
+            "split_with_pp_layers",
+            &["pp_layers", "split"],
+        ),
+        (
+            json!({"devices": "0,2", "pp_layers": "2,2", "gpu_layer_budget": 2}),
+            "gpu_layer_budget_with_pp_layers",
+            &["pp_layers", "gpu_layer_budget"],
+        ),
         (json!({"devices": "0,2", "split": "evenly"}), "split_unknown", &["`evenly`", "`uniform`"]),
         (json!({"split": "auto"}), "needs_gpu", &["split"]),
         (json!({"devices": "0,2", "split": "bytes:1GiB,1,1"}), "size_count", &["3 sizes", "2 devices"]),
@@ -94,6 +110,7 @@ fn devices_that_do_not_serve() {
     Served::new(DEVICES).refuses_all(&[
         (json!({"devices": "7"}), "unknown_device", &["`7`", "0 = Spillway emulated device", "ffff:02:00.0"]),
         (json!({"devices": ["gfx1100"]}), "unknown_device", &["`gfx1100`", "emulated_wave64"]),
+        (json!({"devices": "0,,1"}), "devices_unreadable", &["`0,,1`"]),
         (json!({"devices": [1, 1]}), "device_twice", &["device 1", "allow_shared_device", "2 = Spillway"]),
         (json!({"devices": "emulated_wave32"}), "device_ambiguous", &["2 devices", "ffff:00:00.0"]),
         (
@@ -106,6 +123,11 @@ fn devices_that_do_not_serve() {
             json!({"devices": [0, 2], "uniform_vram_tolerance_gb": 3.2}),
             "vram_difference",
             &["device 2", "more than 3.0 GiB apart"],
+        ),
+        (
+            json!({"devices": [0, 2], "uniform_vram_tolerance_gb": "much"}),
+            "uniform_vram_tolerance_unreadable",
+            &["`much`"],
         ),
         (json!({"devices": 0, "vram_limit": "64KiB"}), "out_of_memory", &["of device 0", "63.0 KiB"]),
         (json!({"devices": 0, "vram_limit": "8 bits"}), "size_unreadable", &["vram_limit", "`8 bits`"]),
@@ -145,6 +167,9 @@ fn features_that_are_not_there() {
         (json!({"replay": true, "offload_exec": "cpu"}), "replay_unsupported", &["params.replay"]),
         (json!({"kv_mode": "fp8"}), "kv_mode_unsupported", &["params.kv_mode"]),
         (json!({"kv_type": "fp8"}), "kv_type_unknown", &["`fp8`", "`f16`"]),
+        (json!({"activations": "int4"}), "activations_unknown", &["`int4`", "`int16`"]),
+        (json!({"devices": 0, "activations": "int16"}), "activations_on_gpu", &["`int16`", "8-bit"]),
+        (json!({"peer_copies": "always"}), "peer_copies_unknown", &["`always`", "`off`"]),
     ]);
 }
 
@@ -185,5 +210,15 @@ fn a_card_that_another_process_uses() {
     let words: &[&str] = &["device 2", "process 4242", "allow_shared_device"];
     served.refuses(&model, &json!({"devices": 2}), "device_busy", words);
     served.refuses(&model, &json!({"devices": 2, "allow_shared_device": true}), "device_busy", words);
+    served.daemon.finish();
+}
+
+/// Without locks nobody knows who uses a card.
+#[test]
+fn locks_that_cannot_be_kept() {
+    let mut served = Served::new(DEVICES);
+    let (folder, model) = (served.models.path("locks"), served.models.other());
+    std::fs::write(&folder, "a file").unwrap();
+    served.refuses(&model, &json!({"devices": 2}), "device_lock_failed", &[folder.to_str().unwrap()]);
     served.daemon.finish();
 }

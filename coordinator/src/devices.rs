@@ -20,28 +20,34 @@ const MEASURE_LIMIT: Duration = Duration::from_secs(120);
 /// This program.
 pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
 
+/// What is done about speeds that decide something and are not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MissingSpeeds {
+    /// They are measured, which takes a second or so for each device.
+    Measure,
+    /// They stay unknown.
+    Accept,
+}
+
 /// The host with the GPUs that `request` may mean. GPUs are looked for only when it asks for any, and speeds that are not known are
-/// measured only when they decide anything.
+/// measured, if at all, only when they decide anything, and only of GPUs that the request selects.
 ///
 /// # Errors
 /// The request names GPUs in no way that is known.
-pub fn machine_for(request: &PlacementRequest, exe: &Path) -> Result<Machine, Refusal> {
+pub fn machine_for(
+    request: &PlacementRequest,
+    exe: &Path,
+    missing: MissingSpeeds,
+) -> Result<Machine, Refusal> {
     let wish = request.device_wish()?;
-    let gpus = survey(&wish, exe, request.asks_for_speed());
-    let host = Machine::detect();
-    // Without the speed of any GPU it decides nothing.
-    let known = gpus.gpus.iter().any(|gpu| gpu.speed.is_some());
-    let measured = (request.asks_for_host_speed() && known).then(|| {
-        // More threads than processors read no faster.
-        let threads = request.threads.filter(|threads| (1..host.cpus).contains(threads)).unwrap_or(host.cpus);
-        HostSpeed::measure(&speeds(), threads, host.available_bytes, Measure::Missing)
-    });
-    let speed = measured.and_then(|speed| {
-        speed
-            .inspect_err(|reason| tracing::warn!(%reason, "the speed of the host's memory is not known"))
-            .ok()
-    });
-    Ok(Machine { gpus, memory_bandwidth: speed.map(|speed| speed.memory), ..host })
+    let mut gpus = survey(&wish, exe);
+    if missing == MissingSpeeds::Measure {
+        let unmeasured = request.unmeasured(&gpus);
+        if !unmeasured.is_empty() {
+            gpus = measured(&wish, exe, &unmeasured).unwrap_or(gpus);
+        }
+    }
+    Ok(host_with(gpus, request, missing))
 }
 
 /// Why the host could not be looked at again.
@@ -61,8 +67,30 @@ pub enum SearchError {
 /// # Errors
 /// See [`SearchError`].
 pub fn machine_again(request: &PlacementRequest, exe: &Path) -> Result<Machine, SearchError> {
-    let gpus = try_survey(&request.device_wish()?, exe, false).map_err(SearchError::Failed)?;
-    Ok(Machine { gpus, ..Machine::detect() })
+    let gpus = try_survey(&request.device_wish()?, exe).map_err(SearchError::Failed)?;
+    Ok(host_with(gpus, request, MissingSpeeds::Accept))
+}
+
+/// This host, with the speed of its memory where that decides anything.
+fn host_with(gpus: GpuSurvey, request: &PlacementRequest, missing: MissingSpeeds) -> Machine {
+    let host = Machine::detect();
+    // Without the speed of any GPU it decides nothing.
+    let known = gpus.gpus.iter().any(|gpu| gpu.speed.is_some());
+    let speed =
+        if request.asks_for_host_speed() && known { host_speed(request, &host, missing) } else { None };
+    Machine { gpus, memory_bandwidth: speed.map(|speed| speed.memory), ..host }
+}
+
+/// How fast CPU workers of `request` read the memory of `host`.
+fn host_speed(request: &PlacementRequest, host: &Machine, missing: MissingSpeeds) -> Option<HostSpeed> {
+    // More threads than processors read no faster.
+    let threads = request.threads.filter(|threads| (1..host.cpus).contains(threads)).unwrap_or(host.cpus);
+    if missing == MissingSpeeds::Accept {
+        return HostSpeed::look_up(&speeds(), threads);
+    }
+    HostSpeed::measure(&speeds(), threads, host.available_bytes, Measure::Missing)
+        .inspect_err(|reason| tracing::warn!(%reason, "the speed of the host's memory is not known"))
+        .ok()
 }
 
 /// The host with the GPUs that `plan` may mean.
@@ -77,35 +105,51 @@ pub fn machine_with(plan: &Plan, exe: &Path) -> Machine {
         Some(provider) if provider.starts_with("emulated") => DeviceWish::Provider(provider),
         Some(_) => DeviceWish::All,
     };
-    Machine { gpus: survey(&wish, exe, false), ..Machine::detect() }
+    Machine { gpus: survey(&wish, exe), ..Machine::detect() }
 }
 
 /// Looks for GPUs; a search that fails finds none, and says why.
-fn survey(wish: &DeviceWish, exe: &Path, measure: bool) -> GpuSurvey {
-    try_survey(wish, exe, measure).unwrap_or_else(|reason| {
+fn survey(wish: &DeviceWish, exe: &Path) -> GpuSurvey {
+    try_survey(wish, exe).unwrap_or_else(|reason| {
         let looked_for = vec![SearchError::Failed(reason).to_string()];
         GpuSurvey { gpus: Vec::new(), looked_for }
     })
 }
 
 /// Looks for GPUs by running `exe`.
-fn try_survey(wish: &DeviceWish, exe: &Path, measure: bool) -> Result<GpuSurvey, String> {
+fn try_survey(wish: &DeviceWish, exe: &Path) -> Result<GpuSurvey, String> {
     if *wish == DeviceWish::None {
         return Ok(GpuSurvey::default());
     }
+    search(command(wish, exe), SEARCH_LIMIT).map(in_survey)
+}
+
+/// Looks for them again and measures those with the given numbers. None, and a warning, where that failed: what was found before
+/// holds without speeds.
+fn measured(wish: &DeviceWish, exe: &Path, numbers: &[usize]) -> Option<GpuSurvey> {
+    let numbers: Vec<String> = numbers.iter().map(usize::to_string).collect();
+    let mut command = command(wish, exe);
+    command.args(["--measure=missing", "--only", &numbers.join(",")]);
+    search(command, MEASURE_LIMIT)
+        .inspect_err(|reason| tracing::warn!(%reason, "the speed of GPUs is not known"))
+        .ok()
+        .map(in_survey)
+}
+
+/// A search for GPUs as a command.
+fn command(wish: &DeviceWish, exe: &Path) -> Command {
     let mut command = Command::new(exe);
     // Settings have been read; what the search needs of them are variables.
     command.args(["devices", "--json"]).env("SPILLWAY_CONFIG", "/dev/null");
     if let Some(provider) = wish.provider() {
         command.args(["--provider", provider]);
     }
-    if measure {
-        command.arg("--measure=missing");
-    }
-    let limit = if measure { MEASURE_LIMIT } else { SEARCH_LIMIT };
-    let Survey { devices, looked_for, speed_notes, .. } = search(command, limit)?;
+    command
+}
+
+fn in_survey(Survey { devices, looked_for, speed_notes, .. }: Survey) -> GpuSurvey {
     speed_notes.iter().for_each(|note| tracing::warn!("{note}"));
-    Ok(GpuSurvey { gpus: devices.into_iter().map(gpu).collect(), looked_for })
+    GpuSurvey { gpus: devices.into_iter().map(gpu).collect(), looked_for }
 }
 
 fn search(mut command: Command, limit: Duration) -> Result<Survey, String> {
@@ -160,5 +204,50 @@ fn gpu(report: DeviceReport) -> Gpu {
         integrated: report.integrated,
         speed: report.speed,
         refused: report.refused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_worker_gpu::devices;
+    use std::fs;
+
+    /// A program that finds three emulated devices, none with a known speed, and keeps what it was called with.
+    fn finds_three(folder: &Path) {
+        let found = devices::survey(Some("emulated:devices=3,memory=64MiB"));
+        let (source, report) = (folder.join("source"), folder.join("report"));
+        fs::write(&report, serde_json::to_vec(&found).unwrap()).unwrap();
+        let (report, calls) = (report.display(), folder.join("calls"));
+        let script = format!("#!/bin/sh\necho \"$*\" >> {}\ncat {report}\n", calls.display());
+        fs::write(&source, script).unwrap();
+        // By a process of its own: a program that is open for writing anywhere cannot be started.
+        let copied =
+            Command::new("install").args(["-m", "755"]).arg(&source).arg(folder.join("exe")).status();
+        assert!(copied.unwrap().success());
+    }
+
+    /// Clients wait while a model is placed anew, and other cards may be in use.
+    #[test]
+    fn only_selected_devices_are_measured_and_none_where_missing_speeds_are_accepted() {
+        let folder = tempfile::tempdir().unwrap();
+        finds_three(folder.path());
+        let devices = Some("emulated:devices=3".to_owned());
+        let request = PlacementRequest {
+            devices,
+            pp: Some(2),
+            split: Some("auto".into()),
+            ..PlacementRequest::default()
+        };
+        let calls = |missing| {
+            let machine = machine_for(&request, &folder.path().join("exe"), missing).unwrap();
+            assert_eq!(machine.gpus.gpus.len(), 3, "{:?}", machine.gpus.looked_for);
+            let calls = fs::read_to_string(folder.path().join("calls")).unwrap();
+            fs::remove_file(folder.path().join("calls")).unwrap();
+            calls.lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let look = "devices --json --provider emulated:devices=3";
+        assert_eq!(calls(MissingSpeeds::Accept), [look]);
+        assert_eq!(calls(MissingSpeeds::Measure), [look, &format!("{look} --measure=missing --only 0,1")]);
     }
 }

@@ -1,8 +1,8 @@
 //! Where a placement comes from: made from options, or from a file in which an earlier one was kept.
 
-use crate::devices::{machine_for, machine_with};
+use crate::devices::{MissingSpeeds, machine_for, machine_with};
 use crate::planner::{ModelSummary, PlacementRequest, Refusal, plan, replay};
-use spillway_protocol::plan::{Execution, KvType, Limits, Plan, Residency, Stage};
+use spillway_protocol::plan::{ActivationType, Execution, KvType, Limits, Plan, Residency, Stage};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -68,7 +68,7 @@ impl Placement {
     ) -> Result<Plan, PlacementError> {
         match self {
             Placement::New(request) => {
-                let mut machine = machine_for(request, exe)?;
+                let mut machine = machine_for(request, exe, MissingSpeeds::Measure)?;
                 given_back.into_iter().for_each(|resident| machine.give_back(resident));
                 Ok(plan(model, &machine, request)?)
             }
@@ -119,7 +119,22 @@ fn request_of(plan: &Plan) -> PlacementRequest {
     };
     let spills = !gpus.is_empty() && of(Residency::Device) < plan.model.layers;
     let cpu_stages = plan.stages.len() - gpus.len();
-    let Limits { max_seq, max_sequences, max_step_tokens, kv_type, .. } = plan.limits;
+    let threads = plan.stages.iter().filter_map(|stage| match &stage.execution {
+        Execution::Cpu { threads, .. } => Some(*threads),
+        Execution::Gpu { .. } => None,
+    });
+    // Workers of different nodes may have different numbers, which no option asks for.
+    let one_number = threads.clone().min() == threads.clone().max();
+    // Blocks are as many as fit, and rows follow from the other sizes.
+    let Limits {
+        max_seq,
+        max_sequences,
+        kv_blocks: _,
+        kv_type,
+        activations,
+        max_step_tokens,
+        max_logit_rows: _,
+    } = plan.limits;
     PlacementRequest {
         devices: (!names.is_empty()).then(|| names.join(",")),
         pp: (!gpus.is_empty()).then_some(gpus.len()),
@@ -130,8 +145,16 @@ fn request_of(plan: &Plan) -> PlacementRequest {
         offload_exec: spills.then(|| if of(Residency::Host) > 0 { "cpu" } else { "pcie" }.to_owned()),
         max_seq: Some(max_seq),
         parallel: Some(max_sequences),
+        threads: threads.max().filter(|_| one_number),
         chunk: Some(max_step_tokens),
         kv_type: Some(if kv_type == KvType::F32 { "f32" } else { "f16" }.to_owned()),
+        activations: Some(
+            match activations {
+                ActivationType::Int8 => "int8",
+                ActivationType::Int16 => "int16",
+            }
+            .to_owned(),
+        ),
         peer_copies: Some(if plan.peer_copies { "auto" } else { "off" }.to_owned()),
         ..PlacementRequest::default()
     }
@@ -158,4 +181,92 @@ pub fn write(file: &Path, plan: &Plan) -> Result<(), PlacementError> {
 
 fn unusable(file: &Path, reason: &dyn std::error::Error) -> PlacementError {
     PlacementError::File { path: file.into(), reason: reason.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_protocol::plan::{GpuDevice, PLAN_VERSION, PlannedModel, StageBytes};
+
+    fn stage(layers: std::ops::Range<usize>, execution: Execution, home: Residency) -> Stage {
+        let residency = vec![home; layers.len()];
+        let (embed, head) = (layers.start == 0, layers.end == 9);
+        Stage { layers, embed, head, execution, residency, bytes: StageBytes::default(), why: String::new() }
+    }
+
+    fn card(index: usize) -> Execution {
+        let device = GpuDevice {
+            index,
+            provider: "amd".into(),
+            ordinal: 0,
+            name: "GPU".into(),
+            arch: "gfx1100".into(),
+            pci: format!("0000:{index:02}:00.0"),
+            uuid: None,
+            driver: 1,
+        };
+        Execution::Gpu { device }
+    }
+
+    fn plan_of(stages: Vec<Stage>, activations: ActivationType) -> Plan {
+        let model = PlannedModel {
+            path: "/some.gguf".into(),
+            file_bytes: 1,
+            architecture: "qwen3".into(),
+            layers: 9,
+            d_model: 64,
+            vocab: 300,
+            context_length: 512,
+        };
+        let limits = Limits {
+            max_seq: 99,
+            max_sequences: 3,
+            kv_blocks: 5,
+            kv_type: KvType::F32,
+            activations,
+            max_step_tokens: 17,
+            max_logit_rows: 6,
+        };
+        Plan { version: PLAN_VERSION, model, limits, peer_copies: false, stages, warnings: Vec::new() }
+    }
+
+    /// Cards are asked for by their numbers, and everything that changes results or sizes stays.
+    #[test]
+    fn a_plan_is_asked_for_anew_with_all_that_it_was_made_with() {
+        let cpu = |threads, node| Execution::Cpu { threads, node };
+        let stages = vec![
+            stage(0..2, cpu(5, None), Residency::Host),
+            stage(2..6, card(3), Residency::Device),
+            stage(6..9, card(1), Residency::Device),
+        ];
+        let text = |text: &str| Some(text.to_owned());
+        let asked = PlacementRequest {
+            devices: text("3,1"),
+            allow_shared_device: false,
+            allow_mixed_arch: true,
+            vram_limit: None,
+            uniform_vram_tolerance_gb: None,
+            cpu_workers: Some(1),
+            pp: Some(2),
+            pp_layers: None,
+            split: text("auto"),
+            gpu_layer_budget: text("7"),
+            offload_exec: text("cpu"),
+            max_seq: Some(99),
+            threads: Some(5),
+            parallel: Some(3),
+            kv_type: text("f32"),
+            activations: text("int8"),
+            chunk: Some(17),
+            peer_copies: text("off"),
+        };
+        assert_eq!(request_of(&plan_of(stages, ActivationType::Int8)), asked);
+        let nodes = vec![
+            stage(0..5, cpu(5, Some(0)), Residency::Host),
+            stage(5..9, cpu(4, Some(1)), Residency::Host),
+        ];
+        let on_cpu = request_of(&plan_of(nodes, ActivationType::Int16));
+        assert_eq!((on_cpu.devices, on_cpu.cpu_workers, on_cpu.threads), (None, Some(2), None));
+        assert_eq!(on_cpu.activations, text("int16"));
+    }
 }

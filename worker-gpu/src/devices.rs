@@ -186,16 +186,18 @@ impl Survey {
         }
     }
 
-    /// Measures every usable device, or those of which no speed is known, and keeps what came out. `own` gives the device to
-    /// this process alone for as long as its result lives.
+    /// Measures usable devices, all of them or those of which no speed is known, and keeps what came out. `meant` tells by its
+    /// number whether a device may be measured at all; `own` gives the device to this process alone for as long as its result lives.
     pub fn measure<G>(
         &mut self,
         results: &Measurements,
         which: Measure,
+        meant: impl Fn(usize) -> bool,
         mut own: impl FnMut(&DeviceReport) -> Result<G, String>,
     ) {
         self.look_up_speeds(results);
-        let wanted = |device: &DeviceReport| which == Measure::Anew || device.speed.is_none();
+        let wanted =
+            |device: &DeviceReport| meant(device.index) && (which == Measure::Anew || device.speed.is_none());
         for device in &mut self.devices {
             if device.refused.is_some() || !wanted(device) {
                 continue;
@@ -311,7 +313,8 @@ mod tests {
         let look = || survey(Some("emulated:devices=2,memory=8MiB,bandwidth=1GiB"));
         let known = |survey: &Survey| survey.devices.iter().map(|d| d.speed.is_some()).collect::<Vec<_>>();
         let mut first = look();
-        first.measure(&results, Measure::Missing, |device| {
+        let all = |_| true;
+        first.measure(&results, Measure::Missing, all, |device| {
             if device.index == 1 { Err("in use".to_owned()) } else { Ok(()) }
         });
         assert_eq!(known(&first), [true, false]);
@@ -324,9 +327,11 @@ mod tests {
             asked.push(device.index);
             Ok(())
         };
-        second.measure(&results, Measure::Missing, &mut own);
+        second.measure(&results, Measure::Missing, |number| number == 0, &mut own);
+        assert_eq!(known(&second), [true, false], "the other one is not meant");
+        second.measure(&results, Measure::Missing, all, &mut own);
         assert_eq!(known(&second), [true, true]);
-        second.measure(&results, Measure::Anew, &mut own);
+        second.measure(&results, Measure::Anew, all, &mut own);
         assert_eq!(asked, [1, 0, 1]);
     }
 

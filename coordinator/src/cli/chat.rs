@@ -133,7 +133,7 @@ impl Chat<'_> {
                 }
                 Input::Quit => return Ok(()),
                 Input::Unknown(command) => {
-                    eprintln!("error: there is no command {command}; /help lists them")
+                    output::note(&format!("error: there is no command {command}; /help lists them"));
                 }
                 Input::Say(text) => {
                     interrupted = self.turn(text)?;
@@ -152,7 +152,7 @@ impl Chat<'_> {
             Ok(Answer::Cancelled(completion)) => (completion, true),
             Err(failure) if is_refusal(&failure) => {
                 self.messages.pop();
-                eprintln!("error: {failure}; /reset starts a new conversation");
+                output::note(&format!("error: {failure}; /reset starts a new conversation"));
                 return Ok(false);
             }
             Err(failure) => return Err(failure),

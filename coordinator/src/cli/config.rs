@@ -50,7 +50,7 @@ fn write(args: &ConfigSetArgs, file: &ConfigFile) -> Result<(), Failure> {
     let overriding =
         setting.variables().find(|name| std::env::var_os(name).is_some_and(|said| !said.is_empty()));
     if let Some(name) = overriding {
-        eprintln!("note: the variable {name} is set and overrides the file");
+        output::note(&format!("note: the variable {name} is set and overrides the file"));
     }
     Ok(())
 }
@@ -59,7 +59,7 @@ fn remove(key: &str, file: &ConfigFile) -> Result<(), Failure> {
     if !unset(file, key)? {
         // A key that is neither there nor a setting is a typing error.
         require(key)?;
-        eprintln!("note: {key} was not set in {}", file.require_path()?.display());
+        output::note(&format!("note: {key} was not set in {}", file.require_path()?.display()));
     }
     Ok(())
 }

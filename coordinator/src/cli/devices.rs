@@ -33,18 +33,24 @@ struct Listing {
 pub fn devices(args: &DevicesArgs) -> Result<(), Failure> {
     let from_env = || std::env::var(PROVIDER_ENV).ok().filter(|provider| !provider.is_empty());
     let mut survey = survey(args.provider.clone().or_else(from_env).as_deref());
+    if let Some(number) = args.only.iter().find(|number| **number >= survey.devices.len()) {
+        let found = survey.devices.len();
+        return Err(Failure::BadInput(format!(
+            "--only names device {number}, but {found} were found; `spillway devices` lists them"
+        )));
+    }
     if args.test_links {
         survey.test_links(&link_cache(), &probe_command(Path::new(THIS_PROGRAM)));
     } else {
         survey.look_up_links(&link_cache());
     }
-    let host = measure(&mut survey, args.measure);
+    let host = measure(&mut survey, args.measure, &args.only);
     let listing = Listing { survey, host };
     if args.json { output::json(&listing) } else { output::text(&text(&listing)) }
 }
 
-/// Fills in the speeds of devices, and gives the host's.
-fn measure(survey: &mut Survey, wanted: Option<MeasureArg>) -> Option<HostSpeed> {
+/// Fills in the speeds of devices, and gives the host's. With numbers in `only` nothing else is measured.
+fn measure(survey: &mut Survey, wanted: Option<MeasureArg>, only: &[usize]) -> Option<HostSpeed> {
     let (results, Machine { cpus: threads, available_bytes, .. }) = (speeds(), Machine::detect());
     let which = match wanted {
         None | Some(MeasureArg::Missing) => Measure::Missing,
@@ -56,10 +62,10 @@ fn measure(survey: &mut Survey, wanted: Option<MeasureArg>) -> Option<HostSpeed>
         // A device that serves would be disturbed, and its speed would be wrong.
         let own =
             |device: &DeviceReport| CardLocks::take_alone(&named(device)).map_err(|busy| busy.to_string());
-        survey.measure(&results, which, own);
+        survey.measure(&results, which, |index| only.is_empty() || only.contains(&index), own);
     }
     // Whoever asks for what is missing measures the host with the threads of its own workers.
-    if wanted != Some(MeasureArg::Anew) {
+    if wanted != Some(MeasureArg::Anew) || !only.is_empty() {
         return HostSpeed::look_up(&results, threads);
     }
     let measured = HostSpeed::measure(&results, threads, available_bytes, which);

@@ -191,7 +191,7 @@ impl Failure {
     pub fn report(&self, as_json: bool) -> ExitCode {
         if !matches!(self, Failure::ReaderGone) {
             let message = one_line(&self.to_string());
-            eprintln!("error: {message}");
+            super::output::note(&format!("error: {message}"));
             if as_json {
                 // Nothing more can be said where standard output does not work.
                 let _ =

@@ -79,7 +79,7 @@ fn run_hidden(argv: &[OsString]) -> Option<ExitCode> {
                 ExitCode::SUCCESS
             }
             Err(message) => {
-                eprintln!("{message}");
+                output::note(&message);
                 ExitCode::FAILURE
             }
         }),
@@ -90,7 +90,7 @@ fn run_hidden(argv: &[OsString]) -> Option<ExitCode> {
         PROBE_SUBCOMMAND => Some(match probe::serve(std::io::stdin().lock(), std::io::stdout().lock()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("error: link-probe: {error}");
+                output::note(&format!("error: link-probe: {error}"));
                 ExitCode::FAILURE
             }
         }),
@@ -155,7 +155,7 @@ fn usage(error: &clap::Error, as_json: bool) -> ExitCode {
             Err(failure) => failure.report(as_json),
         },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            eprint!("{text}");
+            output::note(text.to_string().trim_end());
             ExitCode::from(2)
         }
         _ => Failure::Usage(sentence(&text.to_string())).report(as_json),

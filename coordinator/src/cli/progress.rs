@@ -1,6 +1,7 @@
 //! Loading, as a bar per stage on a terminal, as JSON lines, or silently.
 
 use super::args::Progress;
+use super::output;
 use crate::workers::{Link, LoadProgress};
 use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 use serde_json::json;
@@ -34,16 +35,13 @@ impl ProgressView {
         match (self, progress) {
             (ProgressView::Silent, _) => {}
             (ProgressView::Json, LoadProgress::Weights { stage, stages, done, total }) => {
-                eprintln!(
-                    "{}",
-                    json!({"type": "loading", "stage": stage, "stages": stages, "done": done, "total": total})
-                );
+                let event = json!({"type": "loading", "stage": stage, "stages": stages, "done": done, "total": total});
+                output::note(&event.to_string());
             }
             (ProgressView::Json, LoadProgress::Link(Link { from, path, reason })) => {
-                eprintln!(
-                    "{}",
-                    json!({"type": "link", "from": from, "to": from + 1, "path": path, "reason": reason})
-                );
+                let event =
+                    json!({"type": "link", "from": from, "to": from + 1, "path": path, "reason": reason});
+                output::note(&event.to_string());
             }
             (ProgressView::Bars(all, _), LoadProgress::Link(Link { from, path, reason })) => {
                 if let Some(reason) = reason {

@@ -66,7 +66,8 @@ impl Config {
         let only_cpu = no_gpu(given.devices.as_deref().or(of_settings.as_deref()));
         let by_count = given.pp.is_some() || given.cpu_workers.is_some();
         let by_memory = given.split.is_some() || given.gpu_layer_budget.is_some();
-        let rows: [(bool, &[&'static Setting]); 5] = [
+        let workers_are_set = self.set(&table::CPU_WORKERS).is_some();
+        let rows: [(bool, &[&'static Setting]); 6] = [
             (
                 given.devices.is_some() && only_cpu,
                 &[&table::VRAM_LIMIT, &table::SPLIT, &table::GPU_LAYER_BUDGET, &table::OFFLOAD_EXEC],
@@ -76,6 +77,8 @@ impl Config {
                 &[&table::SPLIT, &table::GPU_LAYER_BUDGET, &table::PP, &table::CPU_WORKERS],
             ),
             (by_count || by_memory, &[&table::PP_LAYERS]),
+            // Stages on GPUs that are not used now, beside CPU workers that are.
+            (given.devices.is_some() && only_cpu && workers_are_set, &[&table::PP]),
             // Both count the CPU workers then.
             (only_cpu && given.pp.is_some(), &[&table::CPU_WORKERS]),
             (only_cpu && given.cpu_workers.is_some(), &[&table::PP]),

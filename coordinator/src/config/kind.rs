@@ -1,7 +1,7 @@
 //! What a setting may be: its type, its range, and how text and TOML are read into it.
 
 use super::value::Value;
-use crate::planner::{DeviceWish, read_layer_list, read_size};
+use crate::planner::{Budget, DeviceWish, Split, read_layer_list, read_size};
 use crate::sampler::Bounds;
 use spillway_worker_gpu::hip::Provider;
 use toml_edit::Item;
@@ -232,7 +232,10 @@ pub fn is_sizes(text: &str) -> bool {
 
 /// A way to split layers.
 pub fn is_split(text: &str) -> bool {
-    matches!(text, "uniform" | "auto") || text.strip_prefix("bytes:").is_some_and(is_sizes)
+    match Split::read(text) {
+        Ok(Split::Bytes(list)) => is_sizes(list),
+        read => read.is_ok(),
+    }
 }
 
 /// Layers of each stage.
@@ -242,7 +245,7 @@ pub fn is_layers(text: &str) -> bool {
 
 /// A number of layers, or `auto`.
 pub fn is_budget(text: &str) -> bool {
-    text == "auto" || text.parse::<usize>().is_ok()
+    Budget::read(text).is_ok()
 }
 
 /// A log filter.

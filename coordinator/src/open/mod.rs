@@ -26,7 +26,8 @@ pub enum TextNeed {
     Ignored,
 }
 
-/// A validated model: the mapped file, its program, its tokenizer, its sizes.
+/// A validated model: the header of its file, its program, its tokenizer, its sizes. Nothing of the file stays mapped: one that
+/// someone truncates would end whoever reads it.
 #[derive(Debug)]
 pub struct LoadedModel {
     path: PathBuf,
@@ -45,7 +46,7 @@ impl LoadedModel {
         &self.path
     }
 
-    /// Container, configuration and program.
+    /// Container without weights, configuration and program.
     pub fn file(&self) -> &ModelFile {
         &self.file
     }
@@ -55,8 +56,7 @@ impl LoadedModel {
         self.tokenizer.as_ref()
     }
 
-    /// The file's chat template. A copy: while the model is served nothing may read the mapped file any more, since a file that
-    /// someone truncates ends whoever reads it.
+    /// The file's chat template; absent when text was not asked for, or the file has none.
     pub fn chat_template(&self) -> Option<&str> {
         self.chat_template.as_deref()
     }

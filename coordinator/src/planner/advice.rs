@@ -57,11 +57,14 @@ pub(super) fn with_advice(
     let Refusal::Memory(shortage) = refusal else { return refusal };
     let search = Search { model, machine, request };
     let may_spill = !wishes.seats.is_empty() && !matches!(wishes.division, Division::Explicit(_));
-    let as_asked = if may_spill { search.largest_budget(None) } else { None };
-    let try_cpu = may_spill && as_asked.is_none() && wishes.offload == Offload::Pcie;
+    // `auto` has tried every budget, and where the request leaves it open, the CPU too.
+    let all_tried = wishes.budget == Budget::Auto;
+    let as_asked = if may_spill && !all_tried { search.largest_budget(None) } else { None };
+    let cpu_tried = all_tried && wishes.offload_is_open;
+    let try_cpu = may_spill && as_asked.is_none() && wishes.offload == Offload::Pcie && !cpu_tried;
     let moved = if try_cpu { search.largest_budget(Some("cpu")) } else { None };
     let budget = as_asked.or(moved);
-    let auto = may_spill && budget.is_none() && wishes.budget != Budget::Auto && search.auto_fits();
+    let auto = may_spill && budget.is_none() && !all_tried && search.auto_fits();
     // A GPU that shares the host's memory may have no budget; then none is spoken of.
     let integrated = wishes.seats.iter().any(|seat| machine.gpus.gpus[seat.gpu].integrated);
     let asked = search.with_fewest(wishes);

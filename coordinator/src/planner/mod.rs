@@ -32,10 +32,12 @@ pub use refusal::Refusal;
 pub use render::{bytes, table};
 pub use replay::{Difference, diff, differences, replay};
 pub use request::PlacementRequest;
-use request::{Budget, Wishes};
+use request::Wishes;
+pub(crate) use request::{
+    Budget, DEFAULT_STEP, MAX_PARALLEL, MAX_STAGES, MAX_STEP, MAX_THREADS, Split, read_layer_list,
+};
 #[cfg(test)]
 pub(crate) use request::{DEFAULT_MAX_SEQ, DEFAULT_PARALLEL};
-pub(crate) use request::{DEFAULT_STEP, MAX_PARALLEL, MAX_STAGES, MAX_STEP, MAX_THREADS, read_layer_list};
 pub(crate) use rings::RING_SLOTS;
 pub(crate) use seats::TOLERANCE;
 pub use shortage::Shortage;

@@ -91,13 +91,56 @@ pub(super) struct Wishes {
 
 /// How many layers, counted from the last, are in GPUs' memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Budget {
+pub(crate) enum Budget {
     /// All; without GPUs there is no other.
     All,
     /// This many.
     Layers(usize),
     /// What is fastest, as far as speeds are known.
     Auto,
+}
+
+impl Budget {
+    /// Reads a number of layers, or `auto`. Whether a model has so many is seen later.
+    ///
+    /// # Errors
+    /// It is neither.
+    pub fn read(asked: &str) -> Result<Budget, Refusal> {
+        match asked {
+            "auto" => Ok(Budget::Auto),
+            _ => asked
+                .parse()
+                .map(Budget::Layers)
+                .map_err(|_| Refusal::BudgetUnreadable { asked: asked.into() }),
+        }
+    }
+}
+
+/// How GPUs share layers, as it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Split<'a> {
+    /// Equal numbers.
+    Uniform,
+    /// By memory and speed.
+    Auto,
+    /// Within these budgets, a list that is not empty.
+    Bytes(&'a str),
+}
+
+impl Split<'_> {
+    /// Reads `uniform`, `auto`, or `bytes:` and a list, which is read when the number of GPUs is known.
+    ///
+    /// # Errors
+    /// It is none of them.
+    pub fn read(asked: &str) -> Result<Split<'_>, Refusal> {
+        let list = asked.strip_prefix("bytes:").filter(|list| !list.trim().is_empty());
+        match (asked, list) {
+            ("uniform", _) => Ok(Split::Uniform),
+            ("auto", _) => Ok(Split::Auto),
+            (_, Some(list)) => Ok(Split::Bytes(list)),
+            _ => Err(Refusal::SplitUnknown { asked: asked.into() }),
+        }
+    }
 }
 
 /// Who runs the layers that spill.
@@ -143,9 +186,19 @@ impl PlacementRequest {
         }
     }
 
-    /// Whether measured speeds of GPUs decide anything.
-    pub fn asks_for_speed(&self) -> bool {
-        self.asks_for_host_speed() || written(&self.split) == Some("auto")
+    /// Places in `survey` of the GPUs whose speeds decide something and are not known. A request that will be refused for the GPUs
+    /// that it names has none.
+    pub(crate) fn unmeasured(&self, survey: &GpuSurvey) -> Vec<usize> {
+        let select = |wish: DeviceWish| wish.select(survey, self.allow_shared_device);
+        let mut gpus = self.device_wish().and_then(select).unwrap_or_default();
+        // Those beyond `pp` are not used.
+        gpus.truncate(self.pp.unwrap_or(gpus.len()));
+        let to_be_split = written(&self.split) == Some("auto") && gpus.len() > 1;
+        let decides = to_be_split || self.asks_for_host_speed();
+        gpus.retain(|&gpu| decides && survey.gpus[gpu].speed.is_none());
+        gpus.sort_unstable();
+        gpus.dedup();
+        gpus
     }
 
     /// Whether the measured speed of the host decides anything.
@@ -234,16 +287,11 @@ impl PlacementRequest {
 
     fn read_budget(&self, gpus: bool, layers: usize) -> Result<Budget, Refusal> {
         let Some(asked) = written(&self.gpu_layer_budget) else { return Ok(Budget::All) };
-        let budget = match (asked, asked.parse::<usize>()) {
-            ("auto", _) => Budget::Auto,
-            (_, Ok(budget)) if budget > layers => return Err(Refusal::BudgetBeyondLayers { budget, layers }),
-            (_, Ok(layers)) => Budget::Layers(layers),
-            (_, Err(_)) => return Err(Refusal::BudgetUnreadable { asked: asked.into() }),
-        };
-        if gpus || budget == Budget::Layers(0) {
-            return Ok(budget);
+        match Budget::read(asked)? {
+            Budget::Layers(budget) if budget > layers => Err(Refusal::BudgetBeyondLayers { budget, layers }),
+            budget if gpus || budget == Budget::Layers(0) => Ok(budget),
+            _ => Err(Refusal::BudgetWithoutGpu { asked: asked.into() }),
         }
-        Err(Refusal::BudgetWithoutGpu { asked: asked.into() })
     }
 
     /// A word that is not known moves nothing to the CPU: it counts as the default, and the plan says so.
@@ -339,13 +387,11 @@ impl PlacementRequest {
     }
 
     fn read_split(&self, seats: &mut [Seat]) -> Result<Division, Refusal> {
-        match written(&self.split) {
-            None | Some("uniform") => Ok(Division::Uniform),
-            Some("auto") => Ok(Division::Weighted),
-            Some(asked) => {
-                let unknown = || Refusal::SplitUnknown { asked: asked.into() };
-                let budgets = asked.strip_prefix("bytes:").ok_or_else(unknown)?;
-                let budgets = seats::sizes("split", Some(budgets), seats.len())?.ok_or_else(unknown)?;
+        match written(&self.split).map_or(Ok(Split::Uniform), Split::read)? {
+            Split::Uniform => Ok(Division::Uniform),
+            Split::Auto => Ok(Division::Weighted),
+            Split::Bytes(list) => {
+                let budgets = seats::sizes("split", Some(list), seats.len())?.unwrap_or_default();
                 for (seat, budget) in seats.iter_mut().zip(budgets) {
                     seat.budget = Some(budget);
                 }

@@ -24,6 +24,9 @@ pub struct DevicesArgs {
     /// Measure how fast devices and the host read their memory: all of them, or those of which it is not known
     #[arg(long, value_enum, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "anew")]
     pub measure: Option<MeasureArg>,
+    /// Measure the devices with these numbers alone, and not the host
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', requires = "measure")]
+    pub only: Vec<usize>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
