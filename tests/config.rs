@@ -312,6 +312,33 @@ fn devices_of_the_file_are_planned_with_and_seen_only_once() {
     assert_eq!(searched.json(), plan);
 }
 
+/// Who has forgotten what the file says finds it in the refusal.
+#[test]
+fn a_refused_placement_names_the_settings_that_took_part() {
+    let models = Models::new();
+    let home =
+        Home::new("[hardware]\ndevices = \"emulated:devices=1\"\n[placement]\npp = 2\nsplit = \"auto\"\n");
+    let model = models.tiny();
+    let plan = |more: &[&str]| {
+        let args = [&["plan", "--json", "-m", text(&model)], more].concat();
+        home.run_with(&args, &[("SPILLWAY_MAX_SEQ", "64")])
+    };
+    let parts = format!(
+        "settings in use: hardware.devices ({}), placement.pp ({}), placement.split ({}), memory.max_seq (SPILLWAY_MAX_SEQ)",
+        home.at(2),
+        home.at(4),
+        home.at(5)
+    );
+    assert_refused(&plan(&[]), "pp_beyond_devices", &[&parts]);
+    let by_flags =
+        plan(&["--pp", "3", "--split", "uniform", "--devices", "emulated:devices=1", "--max-seq", "32"]);
+    assert_eq!(
+        (by_flags.code, by_flags.stderr.contains("settings in use")),
+        (Some(3), false),
+        "{by_flags:?}"
+    );
+}
+
 #[test]
 fn a_file_that_cannot_be_used_refuses_commands_before_they_do_anything() {
     let models = Models::new();

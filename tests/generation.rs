@@ -52,7 +52,10 @@ fn the_prompt_may_be_an_option_an_argument_or_standard_input() {
     let ids = |ran: Ran| done(&ran.json_lines())["prompt_ids"].clone();
     let as_option = ids(run(&[&base[..], &["-p", "the word"]].concat()));
     assert_eq!(as_option, ids(run(&[&base[..], &["the word"]].concat())));
-    assert_eq!(as_option, ids(run_with_input(&base, b"the word")));
+    for input in [&b"the word"[..], b"the word\n", b"the word\r\n"] {
+        assert_eq!(as_option, ids(run_with_input(&base, input)), "{input:?}");
+    }
+    assert_ne!(as_option, ids(run_with_input(&base, b"the word\n\n")), "only the last line end");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Where a placement comes from: made from options, or from a file in which an earlier one was kept.
 
+use crate::config::{AskedPlacement, Source};
 use crate::devices::{MissingSpeeds, machine_for, machine_with};
 use crate::planner::{ModelSummary, PlacementRequest, Refusal, plan, replay};
 use spillway_protocol::plan::{ActivationType, Execution, KvType, Limits, Plan, Residency, Stage};
@@ -10,7 +11,7 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placement {
     /// A placement that is made by these options.
-    New(Box<PlacementRequest>),
+    New(Box<AskedPlacement>),
     /// The one in a file, if it still holds.
     Saved {
         /// The file.
@@ -24,8 +25,13 @@ pub enum Placement {
 #[derive(Debug, Error)]
 pub enum PlacementError {
     /// It was refused.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
+    #[error("{refusal}{settings}")]
+    Refused {
+        /// Why.
+        refusal: Refusal,
+        /// What the user may not be aware of having asked for: the end of a sentence, or nothing.
+        settings: String,
+    },
     /// A file with a plan cannot be read or written.
     #[error("the plan file {} cannot be used: {reason}", path.display())]
     File {
@@ -40,7 +46,7 @@ impl PlacementError {
     /// Stable code.
     pub fn code(&self) -> &'static str {
         match self {
-            PlacementError::Refused(refusal) => refusal.code(),
+            PlacementError::Refused { refusal, .. } => refusal.code(),
             PlacementError::File { .. } => "plan_file",
         }
     }
@@ -48,11 +54,11 @@ impl PlacementError {
 
 impl Placement {
     /// The saved plan if there is one, else what is asked for; that others may use its devices, too, is asked for in either case.
-    pub fn of(saved: Option<PathBuf>, request: PlacementRequest) -> Placement {
-        let allow_shared_device = request.allow_shared_device;
+    pub fn of(saved: Option<PathBuf>, asked: AskedPlacement) -> Placement {
+        let allow_shared_device = asked.request.allow_shared_device;
         match saved {
             Some(file) => Placement::Saved { file, allow_shared_device },
-            None => Placement::New(Box::new(request)),
+            None => Placement::New(Box::new(asked)),
         }
     }
 
@@ -67,16 +73,19 @@ impl Placement {
         given_back: Option<&Plan>,
     ) -> Result<Plan, PlacementError> {
         match self {
-            Placement::New(request) => {
-                let mut machine = machine_for(request, exe, MissingSpeeds::Measure)?;
+            Placement::New(asked) => {
+                let AskedPlacement { request, settings } = &**asked;
+                let refused = |refusal| PlacementError::Refused { refusal, settings: words(settings) };
+                let mut machine = machine_for(request, exe, MissingSpeeds::Measure).map_err(refused)?;
                 given_back.into_iter().for_each(|resident| machine.give_back(resident));
-                Ok(plan(model, &machine, request)?)
+                plan(model, &machine, request).map_err(refused)
             }
             Placement::Saved { file, .. } => {
                 let saved = read(file)?;
                 let mut machine = machine_with(&saved, exe);
                 given_back.into_iter().for_each(|resident| machine.give_back(resident));
-                Ok(replay(&saved, model, &machine)?)
+                replay(&saved, model, &machine)
+                    .map_err(|refusal| PlacementError::Refused { refusal, settings: String::new() })
             }
         }
     }
@@ -84,7 +93,7 @@ impl Placement {
     /// The options to place the model with anew when `plan`, which this placement is, cannot be kept.
     pub fn request(&self, plan: &Plan) -> PlacementRequest {
         match self {
-            Placement::New(request) => PlacementRequest::clone(request),
+            Placement::New(asked) => asked.request.clone(),
             Placement::Saved { allow_shared_device, .. } => {
                 PlacementRequest { allow_shared_device: *allow_shared_device, ..request_of(plan) }
             }
@@ -94,10 +103,16 @@ impl Placement {
     /// Whether other processes may use its devices, too.
     pub fn shares_devices(&self) -> bool {
         match self {
-            Placement::New(request) => request.allow_shared_device,
+            Placement::New(asked) => asked.request.allow_shared_device,
             Placement::Saved { allow_shared_device, .. } => *allow_shared_device,
         }
     }
+}
+
+/// Which settings a refused placement had a part of, for the end of the refusal.
+fn words(settings: &[(&str, Source)]) -> String {
+    let names: Vec<String> = settings.iter().map(|(key, source)| format!("{key} ({source})")).collect();
+    if names.is_empty() { String::new() } else { format!("; settings in use: {}", names.join(", ")) }
 }
 
 /// Options that ask for the devices, the spill and the sizes of a plan, and leave its cuts to the planner.

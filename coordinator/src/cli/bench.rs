@@ -12,7 +12,6 @@ use crate::config::Config;
 use crate::engine::{BenchRequest, Engine, RequestError};
 use crate::open::TextNeed;
 use crate::placement::Placement;
-use crate::planner::PlacementRequest;
 use report::{Host, Kind, Report, Test, heading, line, summary};
 use spillway_kernels::membw::{self, ReadBandwidth};
 use spillway_kernels::pool::ThreadPool;
@@ -77,10 +76,10 @@ fn cases(args: &BenchArgs) -> Vec<Case> {
 
 /// One sequence, with room for the longest test unless the user chose otherwise.
 fn placement(args: &BenchArgs, longest: usize, config: &Config) -> Placement {
-    let asked = args.placement.to_single_request(config);
+    let mut asked = args.placement.to_single_request(config);
     // Decoding at depth 0 needs a token to start from.
-    let room = (longest + 1).max(WARM_UP.prompt + WARM_UP.generate);
-    args.saved.or(PlacementRequest { max_seq: asked.max_seq.or(Some(room)), ..asked })
+    asked.request.max_seq.get_or_insert((longest + 1).max(WARM_UP.prompt + WARM_UP.generate));
+    args.saved.or(asked)
 }
 
 /// What the threads of one stage read together; stages take turns unless they have CPUs of their own. None when it

@@ -9,7 +9,6 @@ use crate::config::Config;
 use crate::engine::ScoreRequest;
 use crate::open::TextNeed;
 use crate::placement::Placement;
-use crate::planner::PlacementRequest;
 use serde::Serialize;
 use std::ops::ControlFlow;
 
@@ -54,8 +53,9 @@ pub fn logits(args: &LogitsArgs, config: &Config) -> Result<(), Failure> {
 
 /// One sequence, just as long as the ids unless the user chose otherwise.
 fn placement(args: &LogitsArgs, config: &Config) -> Placement {
-    let asked = args.placement.to_single_request(config);
-    args.saved.or(PlacementRequest { max_seq: asked.max_seq.or(Some(args.ids.len())), ..asked })
+    let mut asked = args.placement.to_single_request(config);
+    asked.request.max_seq.get_or_insert(args.ids.len());
+    args.saved.or(asked)
 }
 
 fn sentence(row: &Row) -> String {

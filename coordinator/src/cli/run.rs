@@ -92,7 +92,7 @@ fn prompt_text(args: &RunArgs) -> Result<String, Failure> {
         let usage = "there is no prompt; give it with -p, as an argument, or on standard input";
         return Err(Failure::Usage(usage.to_owned()));
     }
-    input::text()
+    input::line()
 }
 
 fn prompt_ids(args: &RunArgs, prepared: &Prepared, text: &str) -> Result<Vec<u32>, Failure> {

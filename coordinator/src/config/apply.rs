@@ -32,11 +32,20 @@ impl Default for Generation {
     }
 }
 
+/// A placement that is asked for, and by whom besides the command or message.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AskedPlacement {
+    /// The request.
+    pub request: PlacementRequest,
+    /// Settings that are part of it, and who has set them.
+    pub settings: Vec<(&'static str, Source)>,
+}
+
 impl Config {
     /// The placement of a load: what is `given`, by flags or by parameters of a message, and settings for the rest.
-    pub fn placement(&self, given: PlacementParams) -> PlacementRequest {
-        let rest = Rest { config: self, stood_in_for: self.stood_in_for(&given) };
-        PlacementRequest {
+    pub fn placement(&self, given: PlacementParams) -> AskedPlacement {
+        let mut rest = Rest { config: self, stood_in_for: self.stood_in_for(&given), used: Vec::new() };
+        let request = PlacementRequest {
             devices: rest.text(given.devices, &table::DEVICES),
             allow_shared_device: rest.switch(given.allow_shared_device, &table::ALLOW_SHARED_DEVICE),
             allow_mixed_arch: rest.switch(given.allow_mixed_arch, &table::ALLOW_MIXED_ARCH),
@@ -56,7 +65,8 @@ impl Config {
             activations: rest.text(given.activations, &table::ACTIVATIONS),
             chunk: rest.size(given.chunk, &table::CHUNK),
             peer_copies: rest.text(given.peer_copies, &table::PEER_COPIES),
-        }
+        };
+        AskedPlacement { request, settings: rest.used }
     }
 
     /// Settings that `given` stands in for, since it says the same in another way.
@@ -161,16 +171,22 @@ impl Config {
 struct Rest<'a> {
     config: &'a Config,
     stood_in_for: Vec<&'static Setting>,
+    /// Those that were asked for and set.
+    used: Vec<(&'static str, Source)>,
 }
 
-impl Rest<'_> {
-    fn set(&self, setting: &Setting) -> Option<&Value> {
-        let silent = self.stood_in_for.iter().any(|other| other.key == setting.key);
-        if silent { None } else { self.config.set(setting).map(|found| &found.value) }
+impl<'a> Rest<'a> {
+    fn set(&mut self, setting: &Setting) -> Option<&'a Value> {
+        if self.stood_in_for.iter().any(|other| other.key == setting.key) {
+            return None;
+        }
+        let found = self.config.set(setting)?;
+        self.used.push((setting.key, found.source.clone()));
+        Some(&found.value)
     }
 
     /// A number beyond this machine's word stays too large for any limit.
-    fn size(&self, given: Option<u64>, setting: &Setting) -> Option<usize> {
+    fn size(&mut self, given: Option<u64>, setting: &Setting) -> Option<usize> {
         let number = given.or_else(|| match self.set(setting)? {
             Value::Count(count) => Some(*count),
             _ => None,
@@ -178,11 +194,11 @@ impl Rest<'_> {
         number.map(|number| usize::try_from(number).unwrap_or(usize::MAX))
     }
 
-    fn text(&self, given: Option<String>, setting: &Setting) -> Option<String> {
+    fn text(&mut self, given: Option<String>, setting: &Setting) -> Option<String> {
         given.or_else(|| self.set(setting).map(Value::to_string))
     }
 
-    fn switch(&self, given: Option<bool>, setting: &Setting) -> bool {
+    fn switch(&mut self, given: Option<bool>, setting: &Setting) -> bool {
         given.unwrap_or_else(|| self.set(setting) == Some(&Value::Bool(true)))
     }
 }

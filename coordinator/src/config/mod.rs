@@ -16,7 +16,7 @@ pub(crate) mod table;
 mod tests;
 mod value;
 
-pub use apply::{Generation, Generations, flag_help};
+pub use apply::{AskedPlacement, Generation, Generations, flag_help};
 pub use document::schema;
 pub use edit::{set, unset};
 pub use error::ConfigError;

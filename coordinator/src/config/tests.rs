@@ -21,7 +21,7 @@ fn config(text: &str, variables: &[(&str, &str)]) -> Result<Config, ConfigError>
 }
 
 fn placement(text: &str, variables: &[(&str, &str)], given: PlacementParams) -> PlacementRequest {
-    config(text, variables).unwrap().placement(given)
+    config(text, variables).unwrap().placement(given).request
 }
 
 /// Code and message of what is wrong with a file.

@@ -165,8 +165,7 @@ pub fn validate(
 ) -> Result<(Start, EngineOptions), LoadError> {
     let config = Config::load(config)?;
     let model = open_model_with(&wanted.model, TextNeed::Required, &wanted.tokenizer)?;
-    let request = config.placement(wanted.params);
-    let placement = Placement::of(wanted.plan, request);
+    let placement = Placement::of(wanted.plan, config.placement(wanted.params));
     let plan = placement.place(model.summary(), Path::new(THIS_PROGRAM), given_back)?;
     for warning in &plan.warnings {
         tracing::warn!("{warning}");

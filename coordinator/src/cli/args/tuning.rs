@@ -1,8 +1,7 @@
 //! Flags that stand for settings. Their help comes from the table of settings, and settings say what no flag says.
 
-use crate::config::{Config, Generation, flag_help, table as settings};
+use crate::config::{AskedPlacement, Config, Generation, flag_help, table as settings};
 use crate::placement::Placement;
-use crate::planner::PlacementRequest;
 use crate::sampler::SamplingParams;
 use clap::{Args, ValueHint};
 use spillway_protocol::jsonl::PlacementParams;
@@ -84,14 +83,15 @@ impl PlacementArgs {
     }
 
     /// The request as the planner takes it; settings say what no flag says.
-    pub fn to_request(&self, config: &Config) -> PlacementRequest {
+    pub fn to_request(&self, config: &Config) -> AskedPlacement {
         config.placement(self.params())
     }
 
     /// The request of a command that runs one sequence: memory for others would be wasted.
-    pub fn to_single_request(&self, config: &Config) -> PlacementRequest {
-        let request = self.to_request(config);
-        PlacementRequest { parallel: request.parallel.or(Some(1)), ..request }
+    pub fn to_single_request(&self, config: &Config) -> AskedPlacement {
+        let mut asked = self.to_request(config);
+        asked.request.parallel.get_or_insert(1);
+        asked
     }
 }
 
@@ -106,8 +106,8 @@ pub struct SavedPlanArgs {
 
 impl SavedPlanArgs {
     /// The saved plan if there is one, else what is asked for.
-    pub fn or(&self, request: PlacementRequest) -> Placement {
-        Placement::of(self.plan.clone(), request)
+    pub fn or(&self, asked: AskedPlacement) -> Placement {
+        Placement::of(self.plan.clone(), asked)
     }
 }
 
