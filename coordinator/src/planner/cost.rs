@@ -7,11 +7,11 @@ use spillway_worker_gpu::speed::DeviceSpeed;
 use std::iter::Sum;
 use std::ops::Add;
 
-/// Part of the measured speed that decoding reaches, in hundredths (docs/performance.md: 55 of one GPU's memory, 85-88 of the
-/// host's, 48 of 51 GB/s over a bus).
-const OF_GPU_MEMORY: u64 = 55;
-const OF_HOST_MEMORY: u64 = 85;
-const OF_LINK: u64 = 94;
+/// Part of the measured speed that decoding reaches, in hundredths (docs/performance.md, "Shares of measured speeds": 66 of one
+/// GPU's memory, 85 to 92 of two hosts', 88 of one bus).
+const OF_GPU_MEMORY: u64 = 65;
+const OF_HOST_MEMORY: u64 = 90;
+const OF_LINK: u64 = 88;
 
 /// A CPU worker's part of handing a row on, in nanoseconds: half a hop between two of them (docs/performance.md).
 const CPU_END_NS: u64 = 1500;
