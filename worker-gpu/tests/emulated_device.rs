@@ -173,6 +173,25 @@ fn the_ledger_knows_what_is_allocated() {
     assert_eq!((ledger.device_bytes(), ledger.pinned_bytes(), ledger.peak_device_bytes()), (0, 0, 1024));
 }
 
+/// Drivers hand out whole pages.
+#[test]
+fn what_is_reserved_together_loses_one_end_of_a_page() {
+    let (_driver, device) = open("memory=8MiB,page=1MiB");
+    let free = || device.memory().unwrap().free >> 20;
+    let mut arena = Arena::new(&device);
+    arena.reserve("a layer", 3 * 1024).unwrap();
+    let parts = [1000, 24, 1024].map(|bytes| arena.allocate("a matrix", bytes).unwrap());
+    assert_eq!((free(), parts.map(|part| part.len())), (7, [1000, 24, 1024]));
+    assert!(parts.iter().all(|part| part.address().is_multiple_of(256)));
+    assert!(
+        parts[0].address() + 1024 <= parts[1].address() && parts[1].address() + 256 <= parts[2].address()
+    );
+    // What does not fit any more is allocated by itself.
+    arena.allocate("another one", 1024).unwrap();
+    assert_eq!(free(), 6);
+    assert_eq!(device.allocate("weights", (6 << 20) + 1).unwrap_err().code(), "gpu_out_of_memory");
+}
+
 /// Memory that goes together goes in reverse order of allocation.
 #[test]
 fn an_arena_frees_the_last_allocation_first() {

@@ -3,11 +3,14 @@
 use super::error::BandError;
 use super::exec::{Prepared, Scratch};
 use super::facts::Placed;
+use super::load::Need;
+use super::mapped::mapped_bytes;
 use super::needs::ScratchBytes;
 use super::plan::{Builder, reads_int8};
 use super::staging::Staging;
-use crate::hip::{Device, DeviceSlice, HipError, Stream};
+use crate::hip::{ALIGN, Device, DeviceSlice, HipError, Stream};
 use crate::launch::{Int8Rows, Kernels, Matrix, Norm, NormRows, Output};
+use spillway_model::file::ModelFile;
 use spillway_model::program;
 use spillway_protocol::frame::LogitsFrame;
 
@@ -26,11 +29,17 @@ pub(super) struct Head {
 impl Head {
     pub fn load(
         builder: &mut Builder<'_, '_, '_>,
+        model: &ModelFile,
         device: &Device,
         head: &program::Head,
         bytes: &ScratchBytes,
         group: usize,
     ) -> Result<Self, BandError> {
+        let weights = [Need::Matrix(&head.output), Need::Values(&head.norm)];
+        let weights = weights.iter().map(|need| Ok(mapped_bytes(need.stored_bytes(model)?)));
+        let weights = weights.sum::<Result<u64, BandError>>()?;
+        let rows = (bytes.gathered + bytes.logits).saturating_add(2 * ALIGN);
+        builder.arena.reserve("head", usize::try_from(weights).unwrap_or(usize::MAX).saturating_add(rows))?;
         let output = builder.matrix(&head.output)?;
         let norm = Norm { weight: builder.values(&head.norm)?, width: output.cols(), epsilon: head.eps };
         Ok(Self {

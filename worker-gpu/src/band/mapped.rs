@@ -2,11 +2,8 @@
 //! would have, so that results are the same to the bit.
 
 use super::error::BandError;
-use crate::hip::{Arena, Device, DeviceSlice, HipError, PinnedBuffer, Stream};
+use crate::hip::{ALIGN, Arena, Device, DeviceSlice, HipError, PinnedBuffer, Stream};
 use std::ptr::NonNull;
-
-/// Alignment of every weight in a block, that of device allocations.
-pub(super) const ALIGN: usize = 256;
 
 /// Bytes that a weight of `bytes` bytes takes in a block. The planner charges with it and a block is sized by it.
 pub fn mapped_bytes(bytes: u64) -> u64 {

@@ -138,16 +138,20 @@ impl Band {
         let group = spec.limits.max_logit_rows;
         let head = spec
             .head
-            .then(|| Head::load(&mut builder, device, &program.head, &scratch_bytes, group))
+            .then(|| Head::load(&mut builder, model, device, &program.head, &scratch_bytes, group))
             .transpose()?;
         let mut band_layers = Vec::with_capacity(layers.len());
         let mut layer_bytes = Vec::with_capacity(layers.len());
         let mut blocks = Vec::new();
         for (layer, residency) in layers.iter().zip(&spec.residency) {
             let before = builder.loader.done();
+            let (weights, states) = (Need::mapped_bytes(layer, model)?, builder.sizes.of_layer(layer));
             if *residency == Residency::HostMapped {
-                let bytes = Need::mapped_bytes(layer, model)?;
-                builder.block = Some(MappedBlock::new(device, "weights in host memory", bytes)?);
+                builder.block = Some(MappedBlock::new(device, "weights in host memory", weights)?);
+                builder.arena.reserve("states of a layer", states)?;
+            } else {
+                let weights = usize::try_from(weights).unwrap_or(usize::MAX);
+                builder.arena.reserve("a layer", weights.saturating_add(states))?;
             }
             band_layers.push(BandLayer { ops: builder.layer(layer)?, widths: layer.buffers.clone() });
             layer_bytes.push(match builder.block.take() {
@@ -159,6 +163,7 @@ impl Band {
                 None => LayerBytes { device: builder.loader.done() - before, ..LayerBytes::default() },
             });
         }
+        memory.reserve("scratch", scratch_bytes.of_steps())?;
         let scratch = Scratch::allocate(&mut memory, &scratch_bytes)?;
         let facts_memory = memory.allocate("step facts", scratch_bytes.facts)?;
         let mapped_ops = band_layers.iter().take(blocks.len()).map(|layer| layer.ops.as_slice());

@@ -2,6 +2,7 @@
 
 use super::replay::captured_partitions;
 use super::streaming::{FEWEST_STREAMED, is_streamed};
+use crate::hip::ALIGN;
 use crate::launch::{Attention, DeltaNetDims, Int8Rows, MAX_ALONE, RowMeta, SpanMeta};
 use spillway_model::program::{DeltaNetSpec, Layer, Program, Step};
 use spillway_protocol::plan::{KV_BLOCK_TOKENS, Limits};
@@ -121,6 +122,16 @@ pub(super) struct ScratchBytes {
     pub logits: usize,
     /// Each of two places for weights that are streamed from host memory.
     pub streamed: usize,
+}
+
+impl ScratchBytes {
+    /// Bytes of what all layers share, as memory is reserved for it.
+    pub fn of_steps(&self) -> usize {
+        let Self { buffers, hidden, int8, attention, delta_net, facts, streamed, gathered: _, logits: _ } =
+            self;
+        let single = [hidden, hidden, int8, attention, delta_net, facts, streamed, streamed];
+        single.into_iter().chain(buffers).map(|bytes| bytes.next_multiple_of(ALIGN)).sum()
+    }
 }
 
 impl Needs {

@@ -5,7 +5,7 @@ use super::error::BandError;
 use super::load::Loader;
 use super::mapped::{MappedBlock, Store};
 use super::needs::delta_net_dims;
-use crate::hip::{Arena, DeviceSlice};
+use crate::hip::{ALIGN, Arena, DeviceSlice};
 use crate::launch::{Attention, DeltaNet, KvCache, KvElement, Matrix, Norm};
 use spillway_model::program::{AttentionSpec, Buf, DeltaNetSpec, Layer, Step, WeightRef};
 use spillway_worker::fuse::{self, Fused, Projection, Target, fuse};
@@ -51,6 +51,33 @@ pub(super) struct StateSizes {
     pub kv_blocks: usize,
     pub kv_element: KvElement,
     pub slots: usize,
+}
+
+impl StateSizes {
+    /// Bytes of a KV cache.
+    fn cache(&self, spec: &AttentionSpec) -> usize {
+        let &AttentionSpec { kv_heads, key_dim, value_dim, .. } = spec;
+        KvCache::bytes_for(self.kv_element, kv_heads, key_dim, value_dim, self.kv_blocks)
+    }
+
+    /// Bytes of states of so many values each.
+    fn states(&self, values: usize) -> usize {
+        self.slots * values * size_of::<f32>()
+    }
+
+    /// Bytes of all that a layer keeps, as memory is reserved for it.
+    pub fn of_layer(&self, layer: &Layer) -> usize {
+        let of_step = |step: &Step| match step {
+            Step::Attention { spec, .. } => self.cache(spec).next_multiple_of(ALIGN),
+            Step::DeltaNet { spec, .. } => {
+                let dims = delta_net_dims(spec);
+                let parts = [dims.history_len(), dims.matrix_len()];
+                parts.map(|values| self.states(values).next_multiple_of(ALIGN)).iter().sum()
+            }
+            _ => 0,
+        };
+        layer.steps.iter().map(of_step).sum()
+    }
 }
 
 /// Where a layer's weights and states come from and go to.
@@ -136,19 +163,14 @@ impl Builder<'_, '_, '_> {
 
     fn cache(&mut self, spec: &AttentionSpec) -> Result<KvCache, BandError> {
         let &AttentionSpec { kv_heads, key_dim, value_dim, .. } = spec;
-        let StateSizes { kv_blocks, kv_element, .. } = self.sizes;
-        let bytes = KvCache::bytes_for(kv_element, kv_heads, key_dim, value_dim, kv_blocks);
-        let memory = self.arena.allocate("KV cache", bytes)?;
-        Ok(KvCache::new(kv_element, kv_heads, key_dim, value_dim, memory)?)
+        let memory = self.arena.allocate("KV cache", self.sizes.cache(spec))?;
+        Ok(KvCache::new(self.sizes.kv_element, kv_heads, key_dim, value_dim, memory)?)
     }
 
     fn delta_net(&mut self, spec: &DeltaNetSpec) -> Result<DeltaNet, BandError> {
         let dims = delta_net_dims(spec);
-        let mut states = |label: &str, values: usize| {
-            self.arena.allocate(label, self.sizes.slots * values * size_of::<f32>())
-        };
-        let history = states("convolution states", dims.history_len())?;
-        let matrix = states("matrix states", dims.matrix_len())?;
+        let history = self.arena.allocate("convolution states", self.sizes.states(dims.history_len()))?;
+        let matrix = self.arena.allocate("matrix states", self.sizes.states(dims.matrix_len()))?;
         Ok(DeltaNet {
             dims,
             conv: self.values(&spec.conv)?,

@@ -7,9 +7,9 @@
 //! Floor: a layer's bytes over the bus's bandwidth, or its products' time on the device, whichever is longer.
 
 use super::error::BandError;
-use super::mapped::{ALIGN, MappedBlock, mapped_bytes};
+use super::mapped::{MappedBlock, mapped_bytes};
 use super::plan::Op;
-use crate::hip::{Arena, Device, DeviceSlice, Event, HipError, Stream};
+use crate::hip::{ALIGN, Arena, Device, DeviceSlice, Event, HipError, Stream};
 use crate::launch::{MAX_ALONE, Matrix};
 use spillway_model::program::{Layer, WeightRef};
 use spillway_worker::fuse::{Fused, fuse};

@@ -58,6 +58,11 @@ impl Device {
         &self.inner.driver
     }
 
+    /// What its memory is handed out in, in bytes.
+    pub(super) fn page_bytes(&self) -> usize {
+        self.inner.driver.provider().page_bytes()
+    }
+
     /// Free and total memory.
     ///
     /// # Errors

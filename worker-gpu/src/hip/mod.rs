@@ -25,7 +25,7 @@ pub mod status;
 mod stream;
 mod sysfs;
 
-pub use arena::Arena;
+pub use arena::{ALIGN, Arena};
 pub use device::{Device, Memory};
 pub use driver::Driver;
 pub use error::HipError;

@@ -27,6 +27,15 @@ impl Provider {
         }
     }
 
+    /// What device memory is handed out in: a size is rounded up to whole pages. CUDA and ROCm take 2 MiB for anything that is
+    /// not small.
+    pub(super) fn page_bytes(&self) -> usize {
+        match self {
+            Provider::Amd | Provider::Cuda => 2 << 20,
+            Provider::Emulated(settings) => settings.page,
+        }
+    }
+
     /// What to check when the provider works but finds no device.
     pub(super) fn no_device_advice(&self) -> &'static str {
         match self {

@@ -167,10 +167,10 @@ impl Heap {
         }
     }
 
-    /// Bytes of one device in use.
-    pub fn device_bytes(&self, ordinal: u32) -> u64 {
+    /// Bytes of one device in use, in whole pages of so many bytes.
+    pub fn device_bytes(&self, ordinal: u32, page: usize) -> u64 {
         let of_device = self.ranges.values().filter(|range| range.owner == Owner::Device(ordinal));
-        of_device.map(|range| range.len as u64).sum()
+        of_device.map(|range| range.len.next_multiple_of(page) as u64).sum()
     }
 
     /// How often memory was given back before something of the same owner that was allocated later.

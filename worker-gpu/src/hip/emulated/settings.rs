@@ -65,6 +65,8 @@ pub struct Settings {
     pub devices: u32,
     /// Bytes of memory.
     pub memory: PerDevice<u64>,
+    /// Bytes in which memory is handed out: sizes are rounded up to a multiple.
+    pub page: usize,
     /// Bytes a second at which copies inside a device read and write its memory, together; none for as fast as the host is.
     /// Kernels are not slowed down.
     pub bandwidth: Option<PerDevice<u64>>,
@@ -89,6 +91,7 @@ impl Default for Settings {
             order: LaneOrder::Forward,
             devices: 1,
             memory: PerDevice::all(4 << 30),
+            page: 1,
             bandwidth: None,
             link: None,
             ids: None,
@@ -100,7 +103,7 @@ impl Default for Settings {
 }
 
 /// Everything that [`Settings::parse`] reads, for messages.
-const OPTIONS: &str = "wave, order, devices, memory, bandwidth, link, ids, integrated, gone, fail-allocation, fail-launch, hang-launch, \
+const OPTIONS: &str = "wave, order, devices, memory, page, bandwidth, link, ids, integrated, gone, fail-allocation, fail-launch, hang-launch, \
                        lose-at-call, refuse-register, garble-peer, refuse-peer";
 
 /// Units of sizes, largest first so that the shortest form is printed.
@@ -136,6 +139,10 @@ impl Settings {
             "order" => self.order = parse_order(value)?,
             "devices" => self.devices = value.parse().ok().filter(|devices| *devices <= 16)?,
             "memory" => self.memory = PerDevice::parse(value, parse_size)?,
+            "page" => {
+                let page = parse_size(value).and_then(|page| usize::try_from(page).ok());
+                self.page = page.filter(|page| *page > 0)?;
+            }
             "bandwidth" => self.bandwidth = rate()?,
             "link" => self.link = rate()?,
             "ids" => self.ids = Some(value.parse().ok()?),
@@ -190,6 +197,9 @@ impl fmt::Display for Settings {
         };
         let (wave, memory) = (joined(&self.wave, |wave| wave.to_string()), joined(&self.memory, size));
         write!(f, "wave={wave},order={order},devices={},memory={memory}", self.devices)?;
+        if self.page > 1 {
+            write!(f, ",page={}", size(self.page as u64))?;
+        }
         for (option, rates) in [("bandwidth", &self.bandwidth), ("link", &self.link)] {
             if let Some(rates) = rates {
                 write!(f, ",{option}={}", joined(rates, size))?;

@@ -170,14 +170,14 @@ impl State {
     /// Free and total bytes of the chosen device.
     pub fn memory(&self) -> (u64, u64) {
         let total = self.settings.memory.of(self.current()).unwrap_or(0);
-        (total.saturating_sub(self.heap.device_bytes(self.current())), total)
+        (total.saturating_sub(self.heap.device_bytes(self.current(), self.settings.page)), total)
     }
 
     // Memory
 
     pub fn malloc(&mut self, len: usize) -> Result<*mut u8, Status> {
         self.take()?;
-        if len as u64 > self.memory().0 {
+        if len.next_multiple_of(self.settings.page) as u64 > self.memory().0 {
             return Err(status::OUT_OF_MEMORY);
         }
         self.heap.allocate(len, Owner::Device(self.current()))

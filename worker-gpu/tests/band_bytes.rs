@@ -1,0 +1,109 @@
+//! A band in bytes: what steps copy of weights in host memory, and what its memory takes of a device that hands out pages.
+//!
+//! The kernels need a C++ compiler; without one the tests print a note and pass, unless `SPILLWAY_REQUIRE_COMPILERS=1`.
+
+#![allow(clippy::unwrap_used, reason = "a step that fails is a test that fails")]
+
+mod common;
+
+use common::{compiler, skip};
+use spillway_model::file::ModelFile;
+use spillway_model::testing::TinyModel;
+use spillway_protocol::frame::{FrameLimits, LogitRows, SpanShape, StepFrame};
+use spillway_protocol::plan::{ActivationType, KV_BLOCK_TOKENS, KvType, Limits, Residency};
+use spillway_worker_gpu::band::{Band, BandSpec};
+use spillway_worker_gpu::compile::Arch;
+use spillway_worker_gpu::hip::{Device, Driver, emulated};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+const LAYERS: u32 = 4;
+const LIMITS: Limits = Limits {
+    max_seq: 64,
+    max_sequences: 1,
+    kv_blocks: 2,
+    kv_type: KvType::F32,
+    activations: ActivationType::Int8,
+    max_step_tokens: 20,
+    max_logit_rows: 1,
+};
+
+fn device(provider: &str) -> Device {
+    Device::open(&Driver::open(&provider.parse().unwrap()).unwrap(), 0).unwrap()
+}
+
+fn load(model: &Arc<ModelFile>, residency: Residency, device: &Device) -> Band {
+    let layers = 0..LAYERS as usize;
+    let residency = vec![residency; layers.len()];
+    let spec = BandSpec { layers, embed: true, head: true, residency, limits: LIMITS };
+    Band::load(model, spec, device, compiler(), &mut |_, _| ControlFlow::Continue(())).unwrap()
+}
+
+/// A model in a file; none, with a note, where kernels cannot be compiled.
+fn model() -> Option<(tempfile::NamedTempFile, Arc<ModelFile>)> {
+    if compiler().describe(&Arch::Emulated { wave: 32 }).is_err_and(|error| skip(&error)) {
+        return None;
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    TinyModel::new("qwen3").layers(LAYERS).write(file.path()).unwrap();
+    let model = Arc::new(ModelFile::open(file.path()).unwrap());
+    Some((file, model))
+}
+
+/// Bytes that go to the device in a step of 20 tokens, in a second one (whose first groups came with the first one), and in one of 16; and those of weights in host memory.
+fn uploaded(model: &Arc<ModelFile>, residency: Residency) -> ([u64; 3], u64) {
+    let mut band = load(model, residency, &device("emulated:"));
+    let mapped = band.layer_bytes().iter().map(|layer| layer.pinned).sum();
+    let program = model.program();
+    let limits = FrameLimits::new(&LIMITS, program.d_model, program.vocab);
+    let mut frame = StepFrame::with_limits(&limits);
+    let mut start = 0;
+    let steps = [20, 20, 16].map(|tokens| {
+        let shape = SpanShape { sequence: 1, state_slot: 0, start, tokens, logits: LogitRows::None };
+        frame.begin(1, u64::from(start) + 1);
+        start += tokens;
+        let blocks = (start as usize).div_ceil(KV_BLOCK_TOKENS);
+        frame.push(shape, &[0, 1][..blocks], &limits).unwrap();
+        let before = emulated::counters().uploaded;
+        band.embed(&vec![1; tokens as usize]).unwrap();
+        band.run(&frame, None).unwrap();
+        emulated::counters().uploaded - before
+    });
+    (steps, mapped)
+}
+
+/// A large step copies every matrix once, a small one none: it reads them where they are.
+#[test]
+fn large_steps_copy_every_matrix_once_and_small_ones_none() {
+    let Some((_file, model)) = model() else { return };
+    let (resident, none) = uploaded(&model, Residency::Device);
+    let (mapped, weights) = uploaded(&model, Residency::HostMapped);
+    assert!(none == 0 && weights > 0);
+    let [first, second, small] = [0, 1, 2].map(|step| mapped[step] - resident[step]);
+    assert_eq!(small, 0, "of 16 tokens");
+    assert!(second > weights / 2 && second <= weights, "{second} of {weights}, norms among them");
+    assert!(first > second, "two groups are copied ahead: {first} and {second}");
+}
+
+/// A layer, the head and the scratch lose one end of a page each, and not one for every matrix.
+#[test]
+fn memory_is_taken_by_the_layer() {
+    let Some((_file, model)) = model() else { return };
+    const PAGE: usize = 1 << 20;
+    for residency in [Residency::Device, Residency::HostMapped] {
+        let exact = device("emulated:");
+        let band = load(&model, residency, &exact);
+        let (bytes, allocations) = (exact.ledger().device_bytes(), exact.ledger().entries().len());
+        drop((band, exact));
+        let paged = device("emulated:page=1MiB");
+        let before = paged.memory().unwrap().free;
+        let band = load(&model, residency, &paged);
+        let taken = before - paged.memory().unwrap().free;
+        let reservations = LAYERS as usize + 2;
+        assert!(allocations > 2 * reservations, "{allocations}");
+        // The facts of steps and the like are single allocations.
+        assert!(taken <= bytes + (reservations + 2) * PAGE, "{taken} for {bytes}, {residency:?}");
+        drop(band);
+        assert_eq!(paged.memory().unwrap().free, before, "{residency:?}");
+    }
+}
