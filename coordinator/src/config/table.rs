@@ -7,7 +7,7 @@ use super::kind::{
     Kind, any, is_budget, is_devices, is_layers, is_log_filter, is_provider, is_sizes, is_split,
 };
 use crate::engine::DEFAULT_RESTART_LIMIT;
-use crate::planner::{DEFAULT_STEP, MAX_PARALLEL, MAX_STAGES, MAX_STEP, MAX_THREADS, TOLERANCE};
+use crate::planner::{MAX_PARALLEL, MAX_STAGES, MAX_STEP, MAX_THREADS, TOLERANCE};
 use crate::sampler::{self, Bounds};
 use spillway_kernels::isa::KernelSet;
 
@@ -274,7 +274,7 @@ table! {
     CHUNK = load(
         "compute.chunk",
         up_to(MAX_STEP),
-        Fallback::Count(DEFAULT_STEP as u64),
+        Fallback::Derived("512; where one GPU computes everything and has the room 1024, or 2048 for one sequence"),
         "Tokens of the largest step; long prompts are computed in chunks of this size",
     ).flag("chunk").param("chunk");
     KERNELS = program(

@@ -21,6 +21,7 @@ mod seats;
 mod shortage;
 mod size;
 mod split;
+mod steps;
 mod summary;
 mod why;
 
@@ -33,9 +34,7 @@ pub use render::{bytes, table};
 pub use replay::{Difference, diff, differences, replay};
 pub use request::PlacementRequest;
 use request::Wishes;
-pub(crate) use request::{
-    Budget, DEFAULT_STEP, MAX_PARALLEL, MAX_STAGES, MAX_STEP, MAX_THREADS, Split, read_layer_list,
-};
+pub(crate) use request::{Budget, MAX_PARALLEL, MAX_STAGES, MAX_STEP, MAX_THREADS, Split, read_layer_list};
 #[cfg(test)]
 pub(crate) use request::{DEFAULT_MAX_SEQ, DEFAULT_PARALLEL};
 pub(crate) use rings::RING_SLOTS;
@@ -59,11 +58,12 @@ fn place_as(
     request: &PlacementRequest,
     wishes: &Wishes,
 ) -> Result<Plan, Refusal> {
-    match wishes.budget {
+    let plan = match wishes.budget {
         Budget::All => place(model, machine, wishes, model.layers.len()),
         Budget::Layers(count) => place(model, machine, wishes, count),
         Budget::Auto => auto::best(model, machine, request, wishes),
-    }
+    }?;
+    Ok(steps::enlarged(model, machine, wishes, plan))
 }
 
 /// A plan with the last `resident` layers in GPUs' memory.

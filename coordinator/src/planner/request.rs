@@ -54,7 +54,7 @@ pub struct PlacementRequest {
 
 pub(crate) const DEFAULT_MAX_SEQ: usize = 4096;
 pub(crate) const DEFAULT_PARALLEL: usize = 4;
-pub(crate) const DEFAULT_STEP: usize = 512;
+const DEFAULT_STEP: usize = 512;
 
 /// Layer weights from which on a model does not need inputs finer than 8 bits (decision 7).
 const FINE_BELOW: u64 = 1_000_000_000;
@@ -82,6 +82,8 @@ pub(super) struct Wishes {
     pub max_seq: usize,
     pub parallel: usize,
     pub step: usize,
+    /// Whether the request leaves the size of steps to the planner.
+    pub step_is_open: bool,
     pub threads: Option<usize>,
     pub kv_type: KvType,
     pub activations: ActivationType,
@@ -236,6 +238,7 @@ impl PlacementRequest {
             parallel,
             // A decode token of every live sequence fits into one step.
             step: step.max(parallel),
+            step_is_open: self.chunk.is_none(),
             threads: self.threads.map(|n| in_range("threads", Some(n), n, MAX_THREADS)).transpose()?,
             kv_type: self.read_kv_type(model.is_quantised())?,
             activations,

@@ -12,6 +12,7 @@ mod gpus;
 mod properties;
 mod replay;
 mod shapes;
+mod steps;
 
 const MIB: u64 = 1 << 20;
 
