@@ -351,10 +351,19 @@ fn links_are_tested_and_the_results_kept() {
         assert_eq!(link["found"]["verdict"], "works", "{report}");
         for direction in ["there", "back"] {
             let speed = &link["found"][direction];
-            assert!(speed["gb_per_s"].as_f64().unwrap() > 0.0 && speed["small_us"].as_f64().unwrap() > 0.0);
+            assert!(speed["gb_per_s"].as_f64().unwrap() > 0.0, "{speed}");
+            let hops = speed["hops"].as_array().unwrap();
+            let kinds: Vec<_> =
+                hops.iter().map(|hop| (hop["way"].as_str().unwrap(), hop["bytes"].as_u64())).collect();
+            let (row, chunk) = (Some(20 << 10), Some(10 << 20));
+            assert_eq!(kinds, [("peer", row), ("staged", row), ("peer", chunk), ("staged", chunk)]);
+            for hop in hops {
+                let (p50, p99) = (hop["p50_us"].as_f64().unwrap(), hop["p99_us"].as_f64().unwrap());
+                assert!(p50 > 0.0 && p99 >= p50, "{hop}");
+            }
         }
     }
-    assert!(listed(good).contains("link 0 - 1: peer ok, there "), "{}", listed(good));
+    assert!(listed(good).contains("link 0 - 1: peer ok\n   there "), "{}", listed(good));
     for (devices, reason) in [
         ("emulated:devices=2,garble-peer=true", "byte 2048 arrived wrong"),
         ("emulated:devices=2,refuse-peer=true", "hipIpcOpenMemHandle"),

@@ -11,7 +11,7 @@ use crate::speeds::HostSpeed;
 use serde::Serialize;
 use spillway_worker_gpu::devices::{DeviceReport, LinkReport, Measure, Survey, survey};
 use spillway_worker_gpu::hip::BusFacts;
-use spillway_worker_gpu::links::{Speed, Verdict};
+use spillway_worker_gpu::links::{Hop, Speed, Verdict, Way};
 use spillway_worker_gpu::speed::DeviceSpeed;
 use spillway_worker_gpu::{link_cache, probe_command, speeds};
 use std::fmt::Write as _;
@@ -138,13 +138,22 @@ fn bus_place(bus: &BusFacts) -> Option<String> {
 
 fn link_line(LinkReport { from, to, found }: &LinkReport) -> String {
     let pair = if from == to { format!("link {from} with itself") } else { format!("link {from} - {to}") };
-    let speed =
-        |Speed { gb_per_s, small_us }: &Speed| format!("{gb_per_s:.1} GB/s, {small_us:.1} us for 20 KiB");
+    let hop = |hop: &Hop| {
+        let way = match hop.way {
+            Way::Peer => "peer",
+            Way::Staged => "staged",
+        };
+        format!("{} {way} {:.1} us (p99 {:.1})", bytes(hop.bytes as u64), hop.p50_us, hop.p99_us)
+    };
+    let speed = |Speed { gb_per_s, hops }: &Speed| {
+        let hops: Vec<String> = hops.iter().map(hop).collect();
+        format!("{gb_per_s:.1} GB/s, {}", hops.join(", "))
+    };
     match found {
         None => format!("{pair}: staged, not tested yet (a load tests, or --test-links)"),
         Some(Verdict::Refused { reason }) => format!("{pair}: staged, refused: {reason}"),
         Some(Verdict::Works { there, back }) => {
-            format!("{pair}: peer ok, there {}, back {}", speed(there), speed(back))
+            format!("{pair}: peer ok\n   there {}\n   back {}", speed(there), speed(back))
         }
     }
 }

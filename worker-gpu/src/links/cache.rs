@@ -68,12 +68,11 @@ mod tests {
     fn a_result_is_found_for_its_pair_and_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let cache = LinkCache::new(folder.path().join("links"));
-        let (fast, slow) =
-            (Speed { gb_per_s: 50.0, small_us: 9.0 }, Speed { gb_per_s: 20.0, small_us: 11.0 });
+        let (fast, slow) = (Speed { gb_per_s: 50.0, hops: vec![] }, Speed { gb_per_s: 20.0, hops: vec![] });
         let (a, b) = (end(0, Some("a"), 7), end(1, Some("b"), 7));
         assert_eq!(cache.find(&a, &b), None);
-        cache.store(&a, &b, &Verdict::Works { there: fast, back: slow }).unwrap();
-        assert_eq!(cache.find(&a, &b), Some(Verdict::Works { there: fast, back: slow }));
+        cache.store(&a, &b, &Verdict::Works { there: fast.clone(), back: slow.clone() }).unwrap();
+        assert_eq!(cache.find(&a, &b), Some(Verdict::Works { there: fast.clone(), back: slow.clone() }));
         let (a, b) = (end(1, Some("a"), 7), end(0, Some("b"), 7));
         assert_eq!(cache.find(&b, &a), Some(Verdict::Works { there: slow, back: fast }));
         for (from, to) in [

@@ -44,12 +44,35 @@ impl End {
 }
 
 /// How fast a direction is.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
     /// 10⁹ bytes a second in copies of 16 MiB.
     pub gb_per_s: f64,
-    /// Microseconds of a copy of 20 KiB, from queueing it to knowing that it is there.
-    pub small_us: f64,
+    /// How long rows take, of 20 KiB and of 10 MiB, by either way.
+    pub hops: Vec<Hop>,
+}
+
+/// How long rows of a step take from device to device.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Hop {
+    /// Which way.
+    pub way: Way,
+    /// Bytes of the rows.
+    pub bytes: usize,
+    /// Microseconds from queueing the copy to knowing that it is there: half of the hops take no longer.
+    pub p50_us: f64,
+    /// 99 of 100 take no longer.
+    pub p99_us: f64,
+}
+
+/// Which way rows take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    /// One copy into the other device's memory.
+    Peer,
+    /// A copy to page-locked memory of the host and then one from there, each waited for.
+    Staged,
 }
 
 /// What a test found.

@@ -52,15 +52,34 @@ pub enum Order {
         /// Which pattern.
         seed: u64,
     },
-    /// Time copies into the other process's memory.
+    /// Time copies into the other process's memory, one queued after the other.
+    Rate {
+        /// Bytes of a copy.
+        bytes: usize,
+        /// Copies.
+        count: u32,
+    },
+    /// Time copies one by one, from queueing each to knowing that it is there.
     Time {
         /// Bytes of a copy.
         bytes: usize,
         /// Copies.
         count: u32,
-        /// Whether each is waited for.
-        each: bool,
+        /// From where to where.
+        leg: Leg,
     },
+}
+
+/// What rows take from one device to the next, or a part of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Leg {
+    /// Into the other process's memory.
+    Peer,
+    /// From the device to page-locked memory.
+    ToHost,
+    /// From page-locked memory to the device.
+    FromHost,
 }
 
 /// What a probe answers.
@@ -81,10 +100,15 @@ pub enum Answer {
         /// The first byte that does.
         at: usize,
     },
-    /// Time of one copy.
+    /// Time of one copy, on average.
     Took {
         /// Microseconds.
         microseconds: f64,
+    },
+    /// Times of copies.
+    Times {
+        /// Microseconds, in the order of the copies.
+        microseconds: Vec<f64>,
     },
     /// The driver failed.
     Failed {
@@ -186,7 +210,8 @@ impl Probe {
                 let differs = |at| Answer::Differs { at };
                 return Ok(first_difference(&found, seed).map_or(Answer::Done, differs));
             }
-            Order::Time { bytes, count, each } => return self.time(bytes, count, each),
+            Order::Rate { bytes, count } => return self.rate(bytes, count),
+            Order::Time { bytes, count, leg } => return self.time(bytes, count, leg),
         }
         Ok(Answer::Done)
     }
@@ -197,17 +222,33 @@ impl Probe {
         self.stream.copy_within(attached.slice().part(0, bytes)?, self.source.slice().part(0, bytes)?)
     }
 
-    fn time(&self, bytes: usize, count: u32, each: bool) -> Result<Answer, HipError> {
+    fn rate(&self, bytes: usize, count: u32) -> Result<Answer, HipError> {
         self.copy(bytes)?;
         self.stream.synchronize()?;
         let start = Instant::now();
-        for _ in 0..count {
-            self.copy(bytes)?;
-            if each {
-                self.stream.synchronize()?;
-            }
-        }
+        (0..count).try_for_each(|_| self.copy(bytes))?;
         self.stream.synchronize()?;
-        Ok(Answer::Took { microseconds: start.elapsed().as_secs_f64() * 1e6 / f64::from(count.max(1)) })
+        Ok(Answer::Took { microseconds: microseconds(start) / f64::from(count.max(1)) })
     }
+
+    fn time(&self, bytes: usize, count: u32, leg: Leg) -> Result<Answer, HipError> {
+        let here = self.source.slice().part(0, bytes)?;
+        let once = || {
+            let start = Instant::now();
+            match leg {
+                Leg::Peer => self.copy(bytes)?,
+                Leg::ToHost => self.stream.download(&self.host, 0, here)?,
+                Leg::FromHost => self.stream.upload(here, &self.host, 0)?,
+            }
+            self.stream.synchronize()?;
+            Ok(microseconds(start))
+        };
+        // The first one takes longer than any other.
+        once()?;
+        Ok(Answer::Times { microseconds: (0..count).map(|_| once()).collect::<Result<_, HipError>>()? })
+    }
+}
+
+fn microseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e6
 }

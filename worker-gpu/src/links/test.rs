@@ -1,7 +1,7 @@
 //! The test of a link: two probes, told what to copy and what to find.
 
-use super::probe::{Answer, Order};
-use super::{End, Speed, Verdict};
+use super::probe::{Answer, Leg, Order};
+use super::{End, Hop, Speed, Verdict, Way};
 use crate::compile::ChildCommand;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -12,9 +12,12 @@ use std::time::Duration;
 const SIZES: [(usize, u64); 4] = [(4 << 10, 12), (SMALL, 12), (1 << 20, 6), (LARGEST, 3)];
 const SMALL: usize = 20 << 10;
 const LARGEST: usize = 16 << 20;
-/// Copies that are timed.
-const TIMED_SMALL: u32 = 64;
-const TIMED_LARGE: u32 = 16;
+/// Copies that are timed together.
+const TIMED: u32 = 16;
+/// Rows whose hops are timed: of one token of a large model, and of a chunk.
+const HOPS: [usize; 2] = [SMALL, 10 << 20];
+/// Hops of each kind: two of them take longer than the p99.
+const TIMED_HOPS: u32 = 200;
 /// Longest wait for one answer. Opening a device may take seconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Errors that say something about this moment and not about the link.
@@ -57,7 +60,7 @@ fn run(probes: &mut [Probe; 2], ends: [&End; 2]) -> Result<[Speed; 2], Ending> {
             deliver(second, first, bytes, seed)?;
         }
     }
-    Ok([speed(first)?, speed(second)?])
+    Ok([speed(first, second)?, speed(second, first)?])
 }
 
 /// Lets `from` write into `to`'s memory.
@@ -81,14 +84,34 @@ fn deliver(from: &mut Probe, to: &mut Probe, bytes: usize, seed: u64) -> Result<
     }
 }
 
-fn speed(from: &mut Probe) -> Result<Speed, Ending> {
-    let mut time = |bytes, count, each| match from.ask(&Order::Time { bytes, count, each })? {
-        Answer::Took { microseconds } => Ok(microseconds),
-        other => Err(unexpected(&other)),
+fn speed(from: &mut Probe, to: &mut Probe) -> Result<Speed, Ending> {
+    let large_us = match from.ask(&Order::Rate { bytes: LARGEST, count: TIMED })? {
+        Answer::Took { microseconds } => microseconds,
+        other => return Err(unexpected(&other)),
     };
-    let small_us = time(SMALL, TIMED_SMALL, true)?;
-    let large_us = time(LARGEST, TIMED_LARGE, false)?;
-    Ok(Speed { gb_per_s: LARGEST as f64 / (large_us.max(1e-3) * 1e3), small_us })
+    let mut hops = Vec::new();
+    for bytes in HOPS {
+        let peer = times(from, bytes, Leg::Peer)?;
+        // The ring's part between the two is a fraction of a microsecond.
+        let (down, up) = (times(from, bytes, Leg::ToHost)?, times(to, bytes, Leg::FromHost)?);
+        let staged = down.into_iter().zip(up).map(|(down, up)| down + up).collect();
+        hops.extend([hop(Way::Peer, bytes, peer), hop(Way::Staged, bytes, staged)]);
+    }
+    Ok(Speed { gb_per_s: LARGEST as f64 / (large_us.max(1e-3) * 1e3), hops })
+}
+
+fn times(probe: &mut Probe, bytes: usize, leg: Leg) -> Result<Vec<f64>, Ending> {
+    match probe.ask(&Order::Time { bytes, count: TIMED_HOPS, leg })? {
+        Answer::Times { microseconds } if microseconds.len() == TIMED_HOPS as usize => Ok(microseconds),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn hop(way: Way, bytes: usize, mut times: Vec<f64>) -> Hop {
+    times.sort_by(f64::total_cmp);
+    let at = |percent: usize| times.get((times.len() * percent).div_ceil(100).saturating_sub(1));
+    let at = |percent| at(percent).copied().unwrap_or(f64::NAN);
+    Hop { way, bytes, p50_us: at(50), p99_us: at(99) }
 }
 
 fn unexpected(answer: &Answer) -> Ending {
@@ -201,6 +224,16 @@ fn mix(seed: u64, place: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// By the nearest rank, in whatever order the times came.
+    #[test]
+    fn percentiles_are_times_that_were_measured() {
+        let times: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        let Hop { p50_us, p99_us, .. } = hop(Way::Peer, SMALL, times);
+        assert_eq!((p50_us, p99_us), (100.0, 198.0));
+        let Hop { p50_us, p99_us, .. } = hop(Way::Staged, SMALL, vec![7.0]);
+        assert_eq!((p50_us, p99_us), (7.0, 7.0));
+    }
 
     /// A byte that is missing, doubled or from another pattern is found where it is, at any length.
     #[test]
