@@ -14,7 +14,7 @@
 //! Floating-point elements keep their bytes, in pieces `[cell][piece][row][16]`. Columns and rows are padded with zeros.
 //! The bytes are those of the file but for 6-bit scales, which widen to bytes: at most 4 %.
 
-use crate::formats::{Coding, Format, FormatError, Quant, SubScales, Unpacked};
+use crate::formats::{Cells, Coding, Format, FormatError, Quant, SubScales};
 pub use crate::pack::TILE_ROWS;
 
 /// Columns of a cell.
@@ -123,105 +123,80 @@ impl DeviceLayout {
             let (elements, expected) = (TILE_ROWS * self.cols, TILE_ROWS * row_bytes);
             return Err(FormatError::Length { format: self.format, elements, expected, bytes: rows.len() });
         }
-        tile.fill(0);
-        for (row, bytes) in rows.chunks_exact(row_bytes.max(1)).enumerate() {
+        if rows.len() < TILE_ROWS * row_bytes || !self.cols.is_multiple_of(CELL_COLS) {
+            tile.fill(0);
+        }
+        if row_bytes > 0 {
             match &self.format.row().coding {
-                Coding::Float(_) => {
-                    for (i, piece) in bytes.chunks(PIECE).enumerate() {
-                        tile[(i * TILE_ROWS + row) * PIECE..][..piece.len()].copy_from_slice(piece);
-                    }
-                }
-                Coding::Quant(quant) => self.repack_row(quant, bytes, row, tile),
+                Coding::Float(_) => repack_floats(rows, row_bytes, tile),
+                Coding::Quant(quant) => self.repack_blocks(quant, rows, row_bytes, tile),
             }
         }
         Ok(())
     }
 
-    fn repack_row(&self, quant: &Quant, bytes: &[u8], row: usize, tile: &mut [u8]) {
+    /// Goes through the rows side by side, so that what it writes makes runs.
+    fn repack_blocks(&self, quant: &Quant, rows: &[u8], row_bytes: usize, tile: &mut [u8]) {
         let Planes { low, high, scales, factors } = self.planes;
         let (low_plane, rest) = tile.split_at_mut(self.cells * TILE_ROWS * low);
         let (high_plane, rest) = rest.split_at_mut(self.cells * TILE_ROWS * high);
         let (scale_plane, factor_plane) = rest.split_at_mut(self.cells * TILE_ROWS * scales);
-        let cells_of_block = self.format.block_len() / CELL_COLS;
-        let (runs, mut block) = (CELL_COLS / quant.sub, Unpacked::default());
-        for (b, bytes) in bytes.chunks_exact(self.format.block_bytes()).enumerate() {
-            (quant.unpack)(bytes, &mut block);
-            for c in 0..cells_of_block {
-                let cell = b * cells_of_block + c;
-                let codes: [u8; CELL_COLS] = std::array::from_fn(|i| block.codes[c * CELL_COLS + i]);
-                let piece = low.min(PIECE);
-                for (p, part) in low_codes(quant, &codes)[..low].chunks_exact(piece).enumerate() {
-                    low_plane[((cell * (low / piece) + p) * TILE_ROWS + row) * piece..][..piece]
-                        .copy_from_slice(part);
-                }
-                let at = |bytes: usize| (cell * TILE_ROWS + row) * bytes;
-                high_plane[at(high)..][..high].copy_from_slice(&high_codes(quant, &codes)[..high]);
-                let run = c * runs..(c + 1) * runs;
-                let numbers = run_numbers(quant, &block.scales[run.clone()], &block.mins[run]);
-                scale_plane[at(scales)..][..scales].copy_from_slice(&numbers[..scales]);
+        let (block_bytes, block_cells) = (self.format.block_bytes(), self.format.block_len() / CELL_COLS);
+        let mut cells = Cells::default();
+        for block in 0..row_bytes / block_bytes {
+            for (row, bytes) in rows.chunks_exact(row_bytes).enumerate() {
+                (quant.cells)(&bytes[block * block_bytes..][..block_bytes], &mut cells);
+                let cell = block * block_cells;
+                spread(low_plane, low, cell, row, &cells.low[..block_cells * low]);
+                spread(high_plane, high, cell, row, &cells.high[..block_cells * high]);
+                spread(scale_plane, scales, cell, row, &cells.numbers[..block_cells * scales]);
+                spread(factor_plane, factors, block, row, &cells.factors[..factors]);
             }
-            let [d, dmin] = [block.d, block.dmin].map(u16::to_le_bytes);
-            let both = [d[0], d[1], dmin[0], dmin[1]];
-            factor_plane[(b * TILE_ROWS + row) * factors..][..factors].copy_from_slice(&both[..factors]);
         }
     }
 }
 
-/// The low bits of a cell's codes; codes of eight bits as signed numbers, their bias taken off.
-fn low_codes(quant: &Quant, codes: &[u8; CELL_COLS]) -> [u8; CELL_COLS] {
-    match quant.low_bits {
-        8 => codes.map(|code| code ^ 0x80),
-        4 => low_bits::<4>(codes),
-        _ => low_bits::<2>(codes),
+/// Puts cells of one row, of `bytes` bytes each, into a plane, from cell `first` on.
+fn spread(plane: &mut [u8], bytes: usize, first: usize, row: usize, cells: &[u8]) {
+    match bytes {
+        0 => {}
+        1 => spread_pieces::<1>(plane, first, row, cells),
+        2 => spread_pieces::<2>(plane, first, row, cells),
+        4 => spread_pieces::<4>(plane, first, row, cells),
+        8 => spread_pieces::<8>(plane, first, row, cells),
+        _ => spread_pieces::<PIECE>(plane, first * (bytes / PIECE), row, cells),
     }
 }
 
-/// [`low_codes`] for one number of bits: known to the compiler, the loop becomes a few vector instructions. Loads are bound by it.
-fn low_bits<const BITS: usize>(codes: &[u8; CELL_COLS]) -> [u8; CELL_COLS] {
-    let stride = CELL_COLS * BITS / 8;
-    let mut out = [0; CELL_COLS];
-    for (i, code) in codes.iter().enumerate() {
-        out[i % stride] |= (code & ((1 << BITS) - 1)) << (i / stride * BITS);
-    }
-    out
+/// [`spread`] for one number of bytes, known to the compiler.
+fn spread_pieces<const BYTES: usize>(plane: &mut [u8], first: usize, row: usize, pieces: &[u8]) {
+    let (plane, _) = plane.as_chunks_mut::<BYTES>();
+    let places = plane[first * TILE_ROWS + row..].iter_mut().step_by(TILE_ROWS);
+    places.zip(pieces.as_chunks().0).for_each(|(place, piece)| *place = *piece);
 }
 
-/// The high bits of a cell's codes.
-fn high_codes(quant: &Quant, codes: &[u8; CELL_COLS]) -> [u8; 8] {
-    match quant.high_bits {
-        0 => [0; 8],
-        1 => high_bits::<1>(codes, quant.low_bits),
-        _ => high_bits::<2>(codes, quant.low_bits),
-    }
-}
+/// Pieces that are taken of a row before the next row has its turn: four cache lines.
+const FLOAT_PIECES: usize = 16;
 
-/// [`high_codes`] for one number of bits above `low`.
-fn high_bits<const BITS: usize>(codes: &[u8; CELL_COLS], low: usize) -> [u8; 8] {
-    let (mut out, per_word) = ([0; 8], 8 / BITS);
-    for (i, code) in codes.iter().enumerate() {
-        let (j, byte) = (i / 4, i % 4);
-        out[j / per_word * 4 + byte] |= (code >> low) << (j % per_word * BITS);
-    }
-    out
-}
-
-/// Scales and mins of a cell's runs.
-fn run_numbers(quant: &Quant, scales: &[i8], mins: &[i8]) -> [u8; 4] {
-    let mut out = [0; 4];
-    for (run, (scale, min)) in scales.iter().zip(mins).enumerate() {
-        let (scale, min) = (scale.cast_unsigned(), min.cast_unsigned());
-        match (quant.sub_scales, quant.min) {
-            (SubScales::Nibbles, _) => out[run] = scale | min << 4,
-            (_, true) => out[2 * run..2 * run + 2].copy_from_slice(&[scale, min]),
-            (_, false) => out[run] = scale,
+fn repack_floats(rows: &[u8], row_bytes: usize, tile: &mut [u8]) {
+    for first in (0..row_bytes).step_by(FLOAT_PIECES * PIECE) {
+        let end = row_bytes.min(first + FLOAT_PIECES * PIECE);
+        for (row, bytes) in rows.chunks_exact(row_bytes).enumerate() {
+            let bytes = &bytes[first..end];
+            spread_pieces::<PIECE>(tile, first / PIECE, row, bytes);
+            let (whole, rest) = bytes.as_chunks::<PIECE>();
+            if !rest.is_empty() {
+                tile[((first / PIECE + whole.len()) * TILE_ROWS + row) * PIECE..][..rest.len()]
+                    .copy_from_slice(rest);
+            }
         }
     }
-    out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::Unpacked;
 
     /// What a device holds is what the plan charges: the file's size within 4 %, for whole tiles.
     #[test]
@@ -231,6 +206,96 @@ mod tests {
             let file = rows * format.row_bytes(cols).unwrap();
             let device = DeviceLayout::new(format, cols).unwrap().matrix_bytes(rows).unwrap();
             assert!(device >= file && device * 25 <= file * 26, "{}: {device} for {file}", format.name());
+        }
+    }
+
+    /// One tile, element by element, from what [`Unpacked`] and the table of planes say.
+    fn reference(layout: &DeviceLayout, quant: &Quant, rows: &[u8]) -> Vec<u8> {
+        let mut tile = vec![0; layout.tile_bytes];
+        let Planes { low, high, scales, factors } = layout.planes;
+        let format = layout.format;
+        let cell_rows = layout.cells * TILE_ROWS;
+        let (low_bits, high_bits) = (quant.low_bits, quant.high_bits);
+        let mut block = Unpacked::default();
+        for (row, bytes) in rows.chunks(format.row_bytes(layout.cols).unwrap()).enumerate() {
+            for (number, bytes) in bytes.chunks(format.block_bytes()).enumerate() {
+                (quant.unpack)(bytes, &mut block);
+                for element in 0..format.block_len() {
+                    let column = number * format.block_len() + element;
+                    let (cell, i) = (column / CELL_COLS, column % CELL_COLS);
+                    let code = usize::from(block.codes[element]);
+                    let stride = CELL_COLS * low_bits / 8;
+                    let bits = (code & ((1 << low_bits) - 1)) << (i / stride * low_bits);
+                    let bits = if low_bits == 8 { bits ^ 0x80 } else { bits };
+                    let piece = low.min(PIECE);
+                    let at = (cell * (low / piece) + i % stride / piece) * TILE_ROWS + row;
+                    tile[at * piece + i % stride % piece] |= u8::try_from(bits).unwrap();
+                    if high_bits > 0 {
+                        let (j, per_word) = (i / 4, 8 / high_bits);
+                        let at = cell_rows * low + (cell * TILE_ROWS + row) * high + j / per_word * 4 + i % 4;
+                        tile[at] |= u8::try_from(code >> low_bits << (high_bits * (j % per_word))).unwrap();
+                    }
+                    if scales > 0 && i % quant.sub == 0 {
+                        let (run, numbers) = (element / quant.sub, scales / (CELL_COLS / quant.sub));
+                        let (scale, min) =
+                            (block.scales[run].cast_unsigned(), block.mins[run].cast_unsigned());
+                        let at = cell_rows * (low + high)
+                            + (cell * TILE_ROWS + row) * scales
+                            + i / quant.sub * numbers;
+                        match (quant.sub_scales, quant.min) {
+                            (SubScales::Nibbles, _) => tile[at] = scale | min << 4,
+                            (_, true) => tile[at..at + 2].copy_from_slice(&[scale, min]),
+                            (_, false) => tile[at] = scale,
+                        }
+                    }
+                }
+                let at = cell_rows * (low + high + scales) + (number * TILE_ROWS + row) * factors;
+                let both = [block.d.to_le_bytes(), block.dmin.to_le_bytes()].concat();
+                tile[at..at + factors].copy_from_slice(&both[..factors]);
+            }
+        }
+        tile
+    }
+
+    /// Every bit of every format lands where the table of planes says, in whole tiles and in tiles that lack rows.
+    #[test]
+    fn tiles_are_those_of_the_description() {
+        let mut seed = 1u64;
+        for format in Format::ALL {
+            let Coding::Quant(quant) = &format.row().coding else { continue };
+            for rows in [TILE_ROWS, 3] {
+                let layout = DeviceLayout::new(format, 512).unwrap();
+                let bytes = rows * format.row_bytes(512).unwrap();
+                let file: Vec<u8> = (0..bytes)
+                    .map(|_| {
+                        seed = seed
+                            .wrapping_mul(6_364_136_223_846_793_005)
+                            .wrapping_add(1_442_695_040_888_963_407);
+                        (seed >> 56) as u8
+                    })
+                    .collect();
+                let mut tile = vec![7; layout.tile_bytes()];
+                layout.repack_tile(&file, &mut tile).unwrap();
+                assert!(tile == reference(&layout, quant, &file), "{} with {rows} rows", format.name());
+            }
+        }
+    }
+
+    /// Floating-point rows keep their bytes, in pieces of 16; columns that do not fill a cell are padded with zeros.
+    #[test]
+    fn floating_point_rows_keep_their_bytes() {
+        for (format, cols) in [(Format::F32, 300), (Format::F16, 333), (Format::BF16, 64)] {
+            let layout = DeviceLayout::new(format, cols).unwrap();
+            let row_bytes = format.row_bytes(cols).unwrap();
+            let file: Vec<u8> = (0..5 * row_bytes).map(|i| (i % 253) as u8).collect();
+            let mut tile = vec![7; layout.tile_bytes()];
+            layout.repack_tile(&file, &mut tile).unwrap();
+            for (at, byte) in tile.iter().enumerate() {
+                let (row, column) = (at / PIECE % TILE_ROWS, at / (PIECE * TILE_ROWS) * PIECE + at % PIECE);
+                let inside = row < 5 && column < row_bytes;
+                let expected = if inside { file[row * row_bytes + column] } else { 0 };
+                assert_eq!(*byte, expected, "{} row {row} byte {column}", format.name());
+            }
         }
     }
 

@@ -1,0 +1,200 @@
+//! The bits of every quantised block format in the order in which GPUs read them.
+//!
+//! [`unpack`](super::unpack) says what the bits mean, [`device_layout`](crate::device_layout) where they go; a test there holds these
+//! functions against both. Loads are bound by them, so they move eight bytes at a time and never look at a single code.
+
+use super::unpack::{self, MAX_BLOCK, MAX_SUBS, array};
+
+/// A block of one row, cell after cell. Only the part that the format has is written.
+#[derive(Debug)]
+pub(crate) struct Cells {
+    /// Low code bits.
+    pub(crate) low: [u8; MAX_BLOCK],
+    /// High code bits.
+    pub(crate) high: [u8; MAX_BLOCK / 4],
+    /// Scales and mins of runs.
+    pub(crate) numbers: [u8; MAX_SUBS],
+    /// Factors of scales and mins.
+    pub(crate) factors: [u8; 4],
+}
+
+impl Default for Cells {
+    fn default() -> Self {
+        Self { low: [0; MAX_BLOCK], high: [0; MAX_BLOCK / 4], numbers: [0; MAX_SUBS], factors: [0; 4] }
+    }
+}
+
+/// The lower half of every byte.
+const HALVES: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+/// Upper byte of the sign bit of an f16.
+const F16_SIGN: u8 = 0x80;
+
+/// Swaps fields of `BITS` bits between words, in every byte: field `t` of word `r` and field `r` of word `t`.
+fn transpose<const BITS: usize, const WORDS: usize>(words: &mut [u64; WORDS]) {
+    const FIELDS: [(usize, u64); 2] = [(1, 0x5555_5555_5555_5555), (2, 0x3333_3333_3333_3333)];
+    let widths = FIELDS.into_iter().chain([(4, HALVES)]).map(|(shift, mask)| (shift, mask, shift / BITS));
+    for (shift, mask, distance) in widths.filter(|(.., distance)| (1..WORDS).contains(distance)) {
+        for word in (0..WORDS).filter(|word| word & distance == 0) {
+            let moved = (words[word] >> shift ^ words[word + distance]) & mask;
+            words[word + distance] ^= moved;
+            words[word] ^= moved << shift;
+        }
+    }
+}
+
+/// Words `i` and `i + 4` of 32 bytes side by side.
+fn word_pairs(bytes: &[u8; 32]) -> [u64; 4] {
+    let (words, _) = bytes.as_chunks::<4>();
+    let word = |i: usize| u64::from(u32::from_le_bytes(words[i]));
+    std::array::from_fn(|i| word(i) | word(i + 4) << 32)
+}
+
+/// Two cells of four-bit codes: the lower halves of 32 bytes, and the upper ones.
+fn half_cells(bytes: &[u8; 32]) -> [[u8; 16]; 2] {
+    let (words, _) = bytes.as_chunks::<8>();
+    let words: [u64; 4] = std::array::from_fn(|i| u64::from_le_bytes(words[i]));
+    let mut out = [[0; 16]; 2];
+    for i in 0..2 {
+        let (first, second) = (words[i], words[i + 2]);
+        let cells = [first & HALVES | (second & HALVES) << 4, first >> 4 & HALVES | second & !HALVES];
+        for (out, cell) in out.iter_mut().zip(cells) {
+            out[8 * i..][..8].copy_from_slice(&cell.to_le_bytes());
+        }
+    }
+    out
+}
+
+/// Cells of codes of which each 32 bytes hold two runs, lower halves first.
+fn four_bit_runs(bytes: &[u8; 128], out: &mut Cells) {
+    let (cells, _) = out.low.as_chunks_mut::<16>();
+    for (bytes, pair) in bytes.as_chunks().0.iter().zip(cells.as_chunks_mut().0) {
+        *pair = half_cells(bytes);
+    }
+}
+
+/// Cells of two-bit codes of which each 32 bytes hold four runs, lowest bits first.
+fn two_bit_runs(bytes: &[u8; 64], out: &mut Cells) {
+    let (cells, _) = out.low.as_chunks_mut::<8>();
+    for (bytes, runs_out) in bytes.as_chunks::<32>().0.iter().zip(cells.as_chunks_mut().0) {
+        let (words, _) = bytes.as_chunks::<8>();
+        let mut runs: [u64; 4] = std::array::from_fn(|i| u64::from_le_bytes(words[i]));
+        transpose::<2, 4>(&mut runs);
+        *runs_out = runs.map(u64::to_le_bytes);
+    }
+}
+
+/// High bits of eight runs, run `r` in bit `r` of 32 bytes.
+fn one_bit_runs(bytes: &[u8; 32], out: &mut Cells) {
+    let mut runs = word_pairs(bytes);
+    transpose::<1, 4>(&mut runs);
+    // What is left to swap are bit `t + 4` of the first and bit `t` of the second word of each pair.
+    for (i, run) in runs.into_iter().enumerate() {
+        let moved = (run >> 28 ^ run) & 0xf0f0_f0f0;
+        let run = (run ^ moved ^ moved << 28).to_le_bytes();
+        out.high[4 * i..][..4].copy_from_slice(&run[..4]);
+        out.high[4 * (i + 4)..][..4].copy_from_slice(&run[4..]);
+    }
+}
+
+/// Fifth bits, bit `i` that of element `i`.
+fn fifth_bits(mask: [u8; 4], out: &mut Cells) {
+    // Bit 4 j + i goes to 8 i + j: of the five bits of a place, the lower two become the upper two.
+    let places = [(4, 1), (3, 0), (2, 1), (1, 0)];
+    let bits = places.into_iter().fold(u32::from_le_bytes(mask), |bits, (a, b)| swap_places(bits, a, b));
+    out.high[..4].copy_from_slice(&bits.to_le_bytes());
+}
+
+/// Moves every bit to the place that has bits `a` and `b < a` of its number swapped.
+fn swap_places(bits: u32, a: usize, b: usize) -> u32 {
+    /// Places that have bit `i` of their number set.
+    const SET: [u32; 5] = [0xaaaa_aaaa, 0xcccc_cccc, 0xf0f0_f0f0, 0xff00_ff00, 0xffff_0000];
+    let distance = (1 << a) - (1 << b);
+    let moved = (bits >> distance ^ bits) & SET[b] & !SET[a];
+    bits ^ moved ^ moved << distance
+}
+
+/// Scale and min of each run in turn.
+fn pairs([scales, mins]: [[u8; 8]; 2], out: &mut Cells) {
+    for (i, (scale, min)) in scales.into_iter().zip(mins).enumerate() {
+        out.numbers[2 * i] = scale;
+        out.numbers[2 * i + 1] = min;
+    }
+}
+
+/// Factors of formats whose min is added in the file and subtracted here.
+fn factors_of_added_min(bytes: &[u8]) -> [u8; 4] {
+    [bytes[0], bytes[1], bytes[2], bytes[3] ^ F16_SIGN]
+}
+
+pub(super) fn q4_0(bytes: &[u8], out: &mut Cells) {
+    out.factors[..2].copy_from_slice(&bytes[..2]);
+    out.low[..16].copy_from_slice(&bytes[2..18]);
+}
+
+pub(super) fn q4_1(bytes: &[u8], out: &mut Cells) {
+    out.factors = factors_of_added_min(bytes);
+    out.low[..16].copy_from_slice(&bytes[4..20]);
+}
+
+pub(super) fn q5_0(bytes: &[u8], out: &mut Cells) {
+    out.factors[..2].copy_from_slice(&bytes[..2]);
+    fifth_bits(array(bytes, 2), out);
+    out.low[..16].copy_from_slice(&bytes[6..22]);
+}
+
+pub(super) fn q5_1(bytes: &[u8], out: &mut Cells) {
+    out.factors = factors_of_added_min(bytes);
+    fifth_bits(array(bytes, 4), out);
+    out.low[..16].copy_from_slice(&bytes[8..24]);
+}
+
+pub(super) fn q8_0(bytes: &[u8], out: &mut Cells) {
+    out.factors[..2].copy_from_slice(&bytes[..2]);
+    out.low[..32].copy_from_slice(&bytes[2..34]);
+}
+
+pub(super) fn q2_k(bytes: &[u8], out: &mut Cells) {
+    out.numbers = array(bytes, 0);
+    two_bit_runs(&array(bytes, 16), out);
+    out.factors = array(bytes, 80);
+}
+
+pub(super) fn q3_k(bytes: &[u8], out: &mut Cells) {
+    one_bit_runs(&array(bytes, 0), out);
+    two_bit_runs(&array(bytes, 32), out);
+    out.numbers = unpack::q3_k_scales(&array(bytes, 96)).map(i8::cast_unsigned);
+    out.factors[..2].copy_from_slice(&bytes[108..110]);
+}
+
+pub(super) fn q4_k(bytes: &[u8], out: &mut Cells) {
+    out.factors = array(bytes, 0);
+    pairs(unpack::six_bit_pairs(&array(bytes, 4)), out);
+    four_bit_runs(&array(bytes, 16), out);
+}
+
+pub(super) fn q5_k(bytes: &[u8], out: &mut Cells) {
+    out.factors = array(bytes, 0);
+    pairs(unpack::six_bit_pairs(&array(bytes, 4)), out);
+    one_bit_runs(&array(bytes, 16), out);
+    four_bit_runs(&array(bytes, 48), out);
+}
+
+pub(super) fn q6_k(bytes: &[u8], out: &mut Cells) {
+    let (low_cells, _) = out.low.as_chunks_mut::<64>();
+    let (high_cells, _) = out.high.as_chunks_mut::<32>();
+    for (half, (low, high)) in low_cells.iter_mut().zip(high_cells).enumerate() {
+        let [a, b] = [0, 32].map(|i| half_cells(&array(bytes, 64 * half + i)));
+        low.as_chunks_mut().0.copy_from_slice(&[a[0], b[0], a[1], b[1]]);
+        let mut runs = word_pairs(&array(bytes, 128 + 32 * half));
+        transpose::<2, 4>(&mut runs);
+        high.as_chunks_mut().0.copy_from_slice(&runs.map(u64::to_le_bytes));
+    }
+    out.numbers = array(bytes, 192);
+    out.factors[..2].copy_from_slice(&bytes[208..210]);
+}
+
+pub(super) fn iq4_xs(bytes: &[u8], out: &mut Cells) {
+    out.factors[..2].copy_from_slice(&bytes[..2]);
+    out.numbers[..8].copy_from_slice(&unpack::iq4_xs_scales(&array(bytes, 2)).map(i8::cast_unsigned));
+    out.low[..128].copy_from_slice(&bytes[8..136]);
+}
