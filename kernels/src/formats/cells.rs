@@ -24,22 +24,27 @@ impl Default for Cells {
     }
 }
 
+/// Every other bit.
+const SINGLES: u64 = 0x5555_5555_5555_5555;
+/// Every other two bits.
+const PAIRS: u64 = 0x3333_3333_3333_3333;
 /// The lower half of every byte.
 const HALVES: u64 = 0x0f0f_0f0f_0f0f_0f0f;
 /// Upper byte of the sign bit of an f16.
 const F16_SIGN: u8 = 0x80;
 
-/// Swaps fields of `BITS` bits between words, in every byte: field `t` of word `r` and field `r` of word `t`.
-fn transpose<const BITS: usize, const WORDS: usize>(words: &mut [u64; WORDS]) {
-    const FIELDS: [(usize, u64); 2] = [(1, 0x5555_5555_5555_5555), (2, 0x3333_3333_3333_3333)];
-    let widths = FIELDS.into_iter().chain([(4, HALVES)]).map(|(shift, mask)| (shift, mask, shift / BITS));
-    for (shift, mask, distance) in widths.filter(|(.., distance)| (1..WORDS).contains(distance)) {
-        for word in (0..WORDS).filter(|word| word & distance == 0) {
-            let moved = (words[word] >> shift ^ words[word + distance]) & mask;
-            words[word + distance] ^= moved;
-            words[word] ^= moved << shift;
-        }
-    }
+/// Swaps the bits of `first` that `mask` picks after a shift down by `shift` with those that it picks of `second`.
+fn exchange(first: u64, second: u64, shift: usize, mask: u64) -> [u64; 2] {
+    let moved = (first >> shift ^ second) & mask;
+    [first ^ moved << shift, second ^ moved]
+}
+
+/// Of each four fields of `BITS` bits, 1 or 2, swaps field `i` of word `j` with field `j` of word `i`.
+fn transpose<const BITS: usize>([a, b, c, d]: [u64; 4]) -> [u64; 4] {
+    let (near, far) = if BITS == 1 { (SINGLES, PAIRS) } else { (PAIRS, HALVES) };
+    let ([a, b], [c, d]) = (exchange(a, b, BITS, near), exchange(c, d, BITS, near));
+    let ([a, c], [b, d]) = (exchange(a, c, 2 * BITS, far), exchange(b, d, 2 * BITS, far));
+    [a, b, c, d]
 }
 
 /// Words `i` and `i + 4` of 32 bytes side by side.
@@ -75,22 +80,19 @@ fn four_bit_runs(bytes: &[u8; 128], out: &mut Cells) {
 /// Cells of two-bit codes of which each 32 bytes hold four runs, lowest bits first.
 fn two_bit_runs(bytes: &[u8; 64], out: &mut Cells) {
     let (cells, _) = out.low.as_chunks_mut::<8>();
-    for (bytes, runs_out) in bytes.as_chunks::<32>().0.iter().zip(cells.as_chunks_mut().0) {
+    for (bytes, runs) in bytes.as_chunks::<32>().0.iter().zip(cells.as_chunks_mut().0) {
         let (words, _) = bytes.as_chunks::<8>();
-        let mut runs: [u64; 4] = std::array::from_fn(|i| u64::from_le_bytes(words[i]));
-        transpose::<2, 4>(&mut runs);
-        *runs_out = runs.map(u64::to_le_bytes);
+        let words = std::array::from_fn(|i| u64::from_le_bytes(words[i]));
+        *runs = transpose::<2>(words).map(u64::to_le_bytes);
     }
 }
 
 /// High bits of eight runs, run `r` in bit `r` of 32 bytes.
 fn one_bit_runs(bytes: &[u8; 32], out: &mut Cells) {
-    let mut runs = word_pairs(bytes);
-    transpose::<1, 4>(&mut runs);
-    // What is left to swap are bit `t + 4` of the first and bit `t` of the second word of each pair.
-    for (i, run) in runs.into_iter().enumerate() {
-        let moved = (run >> 28 ^ run) & 0xf0f0_f0f0;
-        let run = (run ^ moved ^ moved << 28).to_le_bytes();
+    for (i, pair) in transpose::<1>(word_pairs(bytes)).into_iter().enumerate() {
+        // Left to swap are the upper halves of a pair's first word and the lower halves of its second.
+        let moved = (pair >> 28 ^ pair) & 0xf0f0_f0f0;
+        let run = (pair ^ moved ^ moved << 28).to_le_bytes();
         out.high[4 * i..][..4].copy_from_slice(&run[..4]);
         out.high[4 * (i + 4)..][..4].copy_from_slice(&run[4..]);
     }
@@ -185,8 +187,7 @@ pub(super) fn q6_k(bytes: &[u8], out: &mut Cells) {
     for (half, (low, high)) in low_cells.iter_mut().zip(high_cells).enumerate() {
         let [a, b] = [0, 32].map(|i| half_cells(&array(bytes, 64 * half + i)));
         low.as_chunks_mut().0.copy_from_slice(&[a[0], b[0], a[1], b[1]]);
-        let mut runs = word_pairs(&array(bytes, 128 + 32 * half));
-        transpose::<2, 4>(&mut runs);
+        let runs = transpose::<2>(word_pairs(&array(bytes, 128 + 32 * half)));
         high.as_chunks_mut().0.copy_from_slice(&runs.map(u64::to_le_bytes));
     }
     out.numbers = array(bytes, 192);

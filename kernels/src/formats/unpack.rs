@@ -35,7 +35,9 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
 
 /// The `N` bytes at `at`.
 pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    std::array::from_fn(|i| bytes[at + i])
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
 }
 
 /// `out[i]`, `out[n + i]` = low and high half of byte `i` of the `n` bytes.
