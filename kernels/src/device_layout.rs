@@ -16,11 +16,16 @@
 
 use crate::formats::{Cells, Coding, Format, FormatError, Quant, SubScales};
 pub use crate::pack::TILE_ROWS;
+use crate::pool::ThreadPool;
+use std::sync::{Mutex, PoisonError};
 
 /// Columns of a cell.
 pub const CELL_COLS: usize = 32;
 /// Widest load of a lane.
 const PIECE: usize = 16;
+
+/// What a thread repacks at a time: little enough that all are done at about the same time.
+const TURN_BYTES: usize = 64 << 10;
 
 /// Where the bytes of a tile are, for one format and one number of columns.
 #[derive(Debug, Clone, Copy)]
@@ -120,8 +125,7 @@ impl DeviceLayout {
             && rows.len() <= TILE_ROWS * row_bytes
             && tile.len() == self.tile_bytes;
         if !fits {
-            let (elements, expected) = (TILE_ROWS * self.cols, TILE_ROWS * row_bytes);
-            return Err(FormatError::Length { format: self.format, elements, expected, bytes: rows.len() });
+            return Err(self.length_error(1, rows.len())?);
         }
         if rows.len() < TILE_ROWS * row_bytes || !self.cols.is_multiple_of(CELL_COLS) {
             tile.fill(0);
@@ -133,6 +137,40 @@ impl DeviceLayout {
             }
         }
         Ok(())
+    }
+
+    /// Repacks consecutive tiles with every thread of the pool. `rows` are all their rows, the last tile's as many as the
+    /// matrix has.
+    ///
+    /// # Errors
+    /// [`FormatError::Length`] when the sizes do not fit.
+    pub fn repack(&self, pool: &ThreadPool, rows: &[u8], tiles: &mut [u8]) -> Result<(), FormatError> {
+        let tile_rows_bytes = (TILE_ROWS * self.format.row_bytes(self.cols)?).max(1);
+        let (tile_bytes, count) = (self.tile_bytes.max(1), rows.len().div_ceil(tile_rows_bytes));
+        if tiles.len() != count * tile_bytes {
+            return Err(self.length_error(tiles.len() / tile_bytes, rows.len())?);
+        }
+        let per_turn = (TURN_BYTES / tile_bytes).max(1);
+        let turns = rows.chunks(per_turn * tile_rows_bytes).zip(tiles.chunks_mut(per_turn * tile_bytes));
+        let (turns, failed) = (Mutex::new(turns), Mutex::new(None));
+        pool.run(&|_| {
+            loop {
+                let next = turns.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some((rows, tiles)) = next else { break };
+                let mut pairs = rows.chunks(tile_rows_bytes).zip(tiles.chunks_exact_mut(tile_bytes));
+                if let Err(error) = pairs.try_for_each(|(rows, tile)| self.repack_tile(rows, tile)) {
+                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                }
+            }
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    /// That `bytes` bytes are not the rows of so many tiles.
+    fn length_error(&self, tiles: usize, bytes: usize) -> Result<FormatError, FormatError> {
+        let rows = tiles * TILE_ROWS;
+        let (elements, expected) = (rows * self.cols, rows * self.format.row_bytes(self.cols)?);
+        Ok(FormatError::Length { format: self.format, elements, expected, bytes })
     }
 
     /// Goes through the rows side by side, so that what it writes makes runs.
@@ -279,6 +317,26 @@ mod tests {
                 assert!(tile == reference(&layout, quant, &file), "{} with {rows} rows", format.name());
             }
         }
+    }
+
+    /// Several threads make the tiles that one makes, a last one that lacks rows included; other sizes are refused.
+    #[test]
+    fn threads_share_the_tiles() {
+        let layout = DeviceLayout::new(Format::Q6_K, 1024).unwrap();
+        let row_bytes = Format::Q6_K.row_bytes(1024).unwrap();
+        let file: Vec<u8> = (0..(40 * TILE_ROWS + 5) * row_bytes).map(|i| (i * 31 % 251) as u8).collect();
+        let (mut together, mut alone) =
+            (vec![1; 41 * layout.tile_bytes()], vec![2; 41 * layout.tile_bytes()]);
+        let pool = ThreadPool::new(3).unwrap();
+        layout.repack(&pool, &file, &mut together).unwrap();
+        for (rows, tile) in file.chunks(TILE_ROWS * row_bytes).zip(alone.chunks_mut(layout.tile_bytes())) {
+            layout.repack_tile(rows, tile).unwrap();
+        }
+        assert!(together == alone);
+        let (few, part) = (40 * layout.tile_bytes(), file.len() - 1);
+        assert_eq!(layout.repack(&pool, &file, &mut together[..few]).unwrap_err().code(), "weight_length");
+        assert_eq!(layout.repack(&pool, &file[..part], &mut together).unwrap_err().code(), "weight_length");
+        layout.repack(&pool, &[], &mut []).unwrap();
     }
 
     /// Floating-point rows keep their bytes, in pieces of 16; columns that do not fill a cell are padded with zeros.
