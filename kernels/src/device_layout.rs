@@ -14,7 +14,7 @@
 //! Floating-point elements keep their bytes, in pieces `[cell][piece][row][16]`. Columns and rows are padded with zeros.
 //! The bytes are those of the file but for 6-bit scales, which widen to bytes: at most 4 %.
 
-use crate::formats::{Cells, Coding, Format, FormatError, Quant, SubScales};
+use crate::formats::{Cells, Coding, Format, FormatError, Quant, SPAN_COLS, SubScales};
 pub use crate::pack::TILE_ROWS;
 use crate::pool::ThreadPool;
 use std::sync::{Mutex, PoisonError};
@@ -179,22 +179,26 @@ impl DeviceLayout {
         let (low_plane, rest) = tile.split_at_mut(self.cells * TILE_ROWS * low);
         let (high_plane, rest) = rest.split_at_mut(self.cells * TILE_ROWS * high);
         let (scale_plane, factor_plane) = rest.split_at_mut(self.cells * TILE_ROWS * scales);
-        let (block_bytes, block_cells) = (self.format.block_bytes(), self.format.block_len() / CELL_COLS);
-        let mut cells = Cells::default();
-        for block in 0..row_bytes / block_bytes {
-            for (row, bytes) in rows.chunks_exact(row_bytes).enumerate() {
-                (quant.cells)(&bytes[block * block_bytes..][..block_bytes], &mut cells);
-                let cell = block * block_cells;
-                spread(low_plane, low, cell, row, &cells.low[..block_cells * low]);
-                spread(high_plane, high, cell, row, &cells.high[..block_cells * high]);
-                spread(scale_plane, scales, cell, row, &cells.numbers[..block_cells * scales]);
-                spread(factor_plane, factors, block, row, &cells.factors[..factors]);
+        let (block_len, block_bytes) = (self.format.block_len(), self.format.block_bytes());
+        let span_bytes = SPAN_COLS / block_len * block_bytes;
+        let mut sorted = Cells::default();
+        for span in 0..row_bytes.div_ceil(span_bytes) {
+            let bytes = span * span_bytes..row_bytes.min((span + 1) * span_bytes);
+            let blocks = bytes.len() / block_bytes;
+            let cells = blocks * block_len / CELL_COLS;
+            let (cell, block) = (span * (SPAN_COLS / CELL_COLS), span * (SPAN_COLS / block_len));
+            for (row, file) in rows.chunks_exact(row_bytes).enumerate() {
+                (quant.cells)(&file[bytes.clone()], &mut sorted);
+                spread(low_plane, low, cell, row, &sorted.low[..cells * low]);
+                spread(high_plane, high, cell, row, &sorted.high[..cells * high]);
+                spread(scale_plane, scales, cell, row, &sorted.numbers[..cells * scales]);
+                spread(factor_plane, factors, block, row, &sorted.factors[..blocks * factors]);
             }
         }
     }
 }
 
-/// Puts cells of one row, of `bytes` bytes each, into a plane, from cell `first` on.
+/// Puts cells (or blocks) of one row, of `bytes` bytes each, into a plane, from number `first` on.
 fn spread(plane: &mut [u8], bytes: usize, first: usize, row: usize, cells: &[u8]) {
     match bytes {
         0 => {}
@@ -301,9 +305,10 @@ mod tests {
         let mut seed = 1u64;
         for format in Format::ALL {
             let Coding::Quant(quant) = &format.row().coding else { continue };
-            for rows in [TILE_ROWS, 3] {
-                let layout = DeviceLayout::new(format, 512).unwrap();
-                let bytes = rows * format.row_bytes(512).unwrap();
+            // A whole span, and one more block than that.
+            for (rows, cols) in [(TILE_ROWS, 256), (3, 256 + format.block_len())] {
+                let layout = DeviceLayout::new(format, cols).unwrap();
+                let bytes = rows * format.row_bytes(cols).unwrap();
                 let file: Vec<u8> = (0..bytes)
                     .map(|_| {
                         seed = seed

@@ -11,7 +11,7 @@
 mod cells;
 mod unpack;
 
-pub(crate) use cells::Cells;
+pub(crate) use cells::{Cells, SPAN_COLS};
 use half::{bf16, f16};
 use thiserror::Error;
 pub(crate) use unpack::{MAX_BLOCK, Unpacked};
@@ -92,7 +92,7 @@ pub(crate) struct Quant {
     pub(crate) codebook: Option<&'static [u8; 16]>,
     /// Reads one block of the file.
     pub(crate) unpack: fn(&[u8], &mut Unpacked),
-    /// Sorts one block of the file for devices.
+    /// Sorts the blocks of up to [`SPAN_COLS`] columns for devices.
     pub(crate) cells: fn(&[u8], &mut Cells),
 }
 

@@ -5,22 +5,28 @@
 
 use super::unpack::{self, MAX_BLOCK, MAX_SUBS, array};
 
-/// A block of one row, cell after cell. Only the part that the format has is written.
+/// Columns that are sorted at a time: one large block, or eight small ones.
+pub(crate) const SPAN_COLS: usize = MAX_BLOCK;
+/// Blocks of the smallest kind in a span.
+const SPAN_BLOCKS: usize = SPAN_COLS / 32;
+
+/// Up to [`SPAN_COLS`] columns of one row, cell after cell. Only the part that the format has is written.
 #[derive(Debug)]
 pub(crate) struct Cells {
     /// Low code bits.
-    pub(crate) low: [u8; MAX_BLOCK],
+    pub(crate) low: [u8; SPAN_COLS],
     /// High code bits.
-    pub(crate) high: [u8; MAX_BLOCK / 4],
+    pub(crate) high: [u8; SPAN_COLS / 4],
     /// Scales and mins of runs.
     pub(crate) numbers: [u8; MAX_SUBS],
-    /// Factors of scales and mins.
-    pub(crate) factors: [u8; 4],
+    /// Factors of scales and mins, block after block.
+    pub(crate) factors: [u8; 4 * SPAN_BLOCKS],
 }
 
 impl Default for Cells {
     fn default() -> Self {
-        Self { low: [0; MAX_BLOCK], high: [0; MAX_BLOCK / 4], numbers: [0; MAX_SUBS], factors: [0; 4] }
+        let (low, high) = ([0; SPAN_COLS], [0; SPAN_COLS / 4]);
+        Self { low, high, numbers: [0; MAX_SUBS], factors: [0; 4 * SPAN_BLOCKS] }
     }
 }
 
@@ -99,11 +105,11 @@ fn one_bit_runs(bytes: &[u8; 32], out: &mut Cells) {
 }
 
 /// Fifth bits, bit `i` that of element `i`.
-fn fifth_bits(mask: [u8; 4], out: &mut Cells) {
+fn fifth_bits(mask: [u8; 4]) -> [u8; 4] {
     // Bit 4 j + i goes to 8 i + j: of the five bits of a place, the lower two become the upper two.
     let places = [(4, 1), (3, 0), (2, 1), (1, 0)];
     let bits = places.into_iter().fold(u32::from_le_bytes(mask), |bits, (a, b)| swap_places(bits, a, b));
-    out.high[..4].copy_from_slice(&bits.to_le_bytes());
+    bits.to_le_bytes()
 }
 
 /// Moves every bit to the place that has bits `a` and `b < a` of its number swapped.
@@ -123,42 +129,53 @@ fn pairs([scales, mins]: [[u8; 8]; 2], out: &mut Cells) {
     }
 }
 
+/// Sorts small blocks of `BLOCK` bytes, of which `sort` makes factors, fifth bits (if there are any) and `LOW` bytes of codes.
+fn small_blocks<const BLOCK: usize, const FACTORS: usize, const LOW: usize>(
+    bytes: &[u8],
+    out: &mut Cells,
+    sort: impl Fn(&[u8; BLOCK]) -> ([u8; FACTORS], [u8; 4], [u8; LOW]),
+) {
+    let (low, _) = out.low.as_chunks_mut();
+    let (factors, _) = out.factors.as_chunks_mut();
+    let (high, _) = out.high.as_chunks_mut();
+    for (((block, low), high), factors) in bytes.as_chunks().0.iter().zip(low).zip(high).zip(factors) {
+        (*factors, *high, *low) = sort(block);
+    }
+}
+
 /// Factors of formats whose min is added in the file and subtracted here.
 fn factors_of_added_min(bytes: &[u8]) -> [u8; 4] {
     [bytes[0], bytes[1], bytes[2], bytes[3] ^ F16_SIGN]
 }
 
 pub(super) fn q4_0(bytes: &[u8], out: &mut Cells) {
-    out.factors[..2].copy_from_slice(&bytes[..2]);
-    out.low[..16].copy_from_slice(&bytes[2..18]);
+    small_blocks(bytes, out, |block: &[u8; 18]| (array::<2>(block, 0), [0; 4], array::<16>(block, 2)));
 }
 
 pub(super) fn q4_1(bytes: &[u8], out: &mut Cells) {
-    out.factors = factors_of_added_min(bytes);
-    out.low[..16].copy_from_slice(&bytes[4..20]);
+    small_blocks(bytes, out, |block: &[u8; 20]| (factors_of_added_min(block), [0; 4], array::<16>(block, 4)));
 }
 
 pub(super) fn q5_0(bytes: &[u8], out: &mut Cells) {
-    out.factors[..2].copy_from_slice(&bytes[..2]);
-    fifth_bits(array(bytes, 2), out);
-    out.low[..16].copy_from_slice(&bytes[6..22]);
+    small_blocks(bytes, out, |block: &[u8; 22]| {
+        (array::<2>(block, 0), fifth_bits(array(block, 2)), array::<16>(block, 6))
+    });
 }
 
 pub(super) fn q5_1(bytes: &[u8], out: &mut Cells) {
-    out.factors = factors_of_added_min(bytes);
-    fifth_bits(array(bytes, 4), out);
-    out.low[..16].copy_from_slice(&bytes[8..24]);
+    small_blocks(bytes, out, |block: &[u8; 24]| {
+        (factors_of_added_min(block), fifth_bits(array(block, 4)), array::<16>(block, 8))
+    });
 }
 
 pub(super) fn q8_0(bytes: &[u8], out: &mut Cells) {
-    out.factors[..2].copy_from_slice(&bytes[..2]);
-    out.low[..32].copy_from_slice(&bytes[2..34]);
+    small_blocks(bytes, out, |block: &[u8; 34]| (array::<2>(block, 0), [0; 4], array::<32>(block, 2)));
 }
 
 pub(super) fn q2_k(bytes: &[u8], out: &mut Cells) {
     out.numbers = array(bytes, 0);
     two_bit_runs(&array(bytes, 16), out);
-    out.factors = array(bytes, 80);
+    out.factors[..4].copy_from_slice(&bytes[80..84]);
 }
 
 pub(super) fn q3_k(bytes: &[u8], out: &mut Cells) {
@@ -169,13 +186,13 @@ pub(super) fn q3_k(bytes: &[u8], out: &mut Cells) {
 }
 
 pub(super) fn q4_k(bytes: &[u8], out: &mut Cells) {
-    out.factors = array(bytes, 0);
+    out.factors[..4].copy_from_slice(&bytes[..4]);
     pairs(unpack::six_bit_pairs(&array(bytes, 4)), out);
     four_bit_runs(&array(bytes, 16), out);
 }
 
 pub(super) fn q5_k(bytes: &[u8], out: &mut Cells) {
-    out.factors = array(bytes, 0);
+    out.factors[..4].copy_from_slice(&bytes[..4]);
     pairs(unpack::six_bit_pairs(&array(bytes, 4)), out);
     one_bit_runs(&array(bytes, 16), out);
     four_bit_runs(&array(bytes, 48), out);
