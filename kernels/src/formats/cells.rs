@@ -202,7 +202,8 @@ pub(super) fn q6_k(bytes: &[u8], out: &mut Cells) {
     let (low_cells, _) = out.low.as_chunks_mut::<64>();
     let (high_cells, _) = out.high.as_chunks_mut::<32>();
     for (half, (low, high)) in low_cells.iter_mut().zip(high_cells).enumerate() {
-        let [a, b] = [0, 32].map(|i| half_cells(&array(bytes, 64 * half + i)));
+        let a = half_cells(&array(bytes, 64 * half));
+        let b = half_cells(&array(bytes, 64 * half + 32));
         low.as_chunks_mut().0.copy_from_slice(&[a[0], b[0], a[1], b[1]]);
         let runs = transpose::<2>(word_pairs(&array(bytes, 128 + 32 * half)));
         high.as_chunks_mut().0.copy_from_slice(&runs.map(u64::to_le_bytes));
