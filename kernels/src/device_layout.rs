@@ -14,6 +14,9 @@
 //! Floating-point elements keep their bytes, in pieces `[cell][piece][row][16]`. Columns and rows are padded with zeros.
 //! The bytes are those of the file but for 6-bit scales, which widen to bytes: at most 4 %.
 
+#[cfg(test)]
+mod tests;
+
 use crate::formats::{Cells, Coding, Format, FormatError, Quant, SPAN_COLS, SubScales};
 pub use crate::pack::TILE_ROWS;
 use crate::pool::ThreadPool;
@@ -23,7 +26,6 @@ use std::sync::{Mutex, PoisonError};
 pub const CELL_COLS: usize = 32;
 /// Widest load of a lane.
 const PIECE: usize = 16;
-
 /// What a thread repacks at a time: little enough that all are done at about the same time.
 const TURN_BYTES: usize = 64 << 10;
 
@@ -232,145 +234,5 @@ fn repack_floats(rows: &[u8], row_bytes: usize, tile: &mut [u8]) {
                     .copy_from_slice(rest);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::formats::Unpacked;
-
-    /// What a device holds is what the plan charges: the file's size within 4 %, for whole tiles.
-    #[test]
-    fn a_matrix_takes_about_the_bytes_of_the_file() {
-        for format in Format::ALL {
-            let (rows, cols) = (64, 1024);
-            let file = rows * format.row_bytes(cols).unwrap();
-            let device = DeviceLayout::new(format, cols).unwrap().matrix_bytes(rows).unwrap();
-            assert!(device >= file && device * 25 <= file * 26, "{}: {device} for {file}", format.name());
-        }
-    }
-
-    /// One tile, element by element, from what [`Unpacked`] and the table of planes say.
-    fn reference(layout: &DeviceLayout, quant: &Quant, rows: &[u8]) -> Vec<u8> {
-        let mut tile = vec![0; layout.tile_bytes];
-        let Planes { low, high, scales, factors } = layout.planes;
-        let format = layout.format;
-        let cell_rows = layout.cells * TILE_ROWS;
-        let (low_bits, high_bits) = (quant.low_bits, quant.high_bits);
-        let mut block = Unpacked::default();
-        for (row, bytes) in rows.chunks(format.row_bytes(layout.cols).unwrap()).enumerate() {
-            for (number, bytes) in bytes.chunks(format.block_bytes()).enumerate() {
-                (quant.unpack)(bytes, &mut block);
-                for element in 0..format.block_len() {
-                    let column = number * format.block_len() + element;
-                    let (cell, i) = (column / CELL_COLS, column % CELL_COLS);
-                    let code = usize::from(block.codes[element]);
-                    let stride = CELL_COLS * low_bits / 8;
-                    let bits = (code & ((1 << low_bits) - 1)) << (i / stride * low_bits);
-                    let bits = if low_bits == 8 { bits ^ 0x80 } else { bits };
-                    let piece = low.min(PIECE);
-                    let at = (cell * (low / piece) + i % stride / piece) * TILE_ROWS + row;
-                    tile[at * piece + i % stride % piece] |= u8::try_from(bits).unwrap();
-                    if high_bits > 0 {
-                        let (j, per_word) = (i / 4, 8 / high_bits);
-                        let at = cell_rows * low + (cell * TILE_ROWS + row) * high + j / per_word * 4 + i % 4;
-                        tile[at] |= u8::try_from(code >> low_bits << (high_bits * (j % per_word))).unwrap();
-                    }
-                    if scales > 0 && i % quant.sub == 0 {
-                        let (run, numbers) = (element / quant.sub, scales / (CELL_COLS / quant.sub));
-                        let (scale, min) =
-                            (block.scales[run].cast_unsigned(), block.mins[run].cast_unsigned());
-                        let at = cell_rows * (low + high)
-                            + (cell * TILE_ROWS + row) * scales
-                            + i / quant.sub * numbers;
-                        match (quant.sub_scales, quant.min) {
-                            (SubScales::Nibbles, _) => tile[at] = scale | min << 4,
-                            (_, true) => tile[at..at + 2].copy_from_slice(&[scale, min]),
-                            (_, false) => tile[at] = scale,
-                        }
-                    }
-                }
-                let at = cell_rows * (low + high + scales) + (number * TILE_ROWS + row) * factors;
-                let both = [block.d.to_le_bytes(), block.dmin.to_le_bytes()].concat();
-                tile[at..at + factors].copy_from_slice(&both[..factors]);
-            }
-        }
-        tile
-    }
-
-    /// Every bit of every format lands where the table of planes says, in whole tiles and in tiles that lack rows.
-    #[test]
-    fn tiles_are_those_of_the_description() {
-        let mut seed = 1u64;
-        for format in Format::ALL {
-            let Coding::Quant(quant) = &format.row().coding else { continue };
-            // A whole span, and one more block than that.
-            for (rows, cols) in [(TILE_ROWS, 256), (3, 256 + format.block_len())] {
-                let layout = DeviceLayout::new(format, cols).unwrap();
-                let bytes = rows * format.row_bytes(cols).unwrap();
-                let file: Vec<u8> = (0..bytes)
-                    .map(|_| {
-                        seed = seed
-                            .wrapping_mul(6_364_136_223_846_793_005)
-                            .wrapping_add(1_442_695_040_888_963_407);
-                        (seed >> 56) as u8
-                    })
-                    .collect();
-                let mut tile = vec![7; layout.tile_bytes()];
-                layout.repack_tile(&file, &mut tile).unwrap();
-                assert!(tile == reference(&layout, quant, &file), "{} with {rows} rows", format.name());
-            }
-        }
-    }
-
-    /// Several threads make the tiles that one makes, a last one that lacks rows included; other sizes are refused.
-    #[test]
-    fn threads_share_the_tiles() {
-        let layout = DeviceLayout::new(Format::Q6_K, 1024).unwrap();
-        let row_bytes = Format::Q6_K.row_bytes(1024).unwrap();
-        let file: Vec<u8> = (0..(40 * TILE_ROWS + 5) * row_bytes).map(|i| (i * 31 % 251) as u8).collect();
-        let (mut together, mut alone) =
-            (vec![1; 41 * layout.tile_bytes()], vec![2; 41 * layout.tile_bytes()]);
-        let pool = ThreadPool::new(3).unwrap();
-        layout.repack(&pool, &file, &mut together).unwrap();
-        for (rows, tile) in file.chunks(TILE_ROWS * row_bytes).zip(alone.chunks_mut(layout.tile_bytes())) {
-            layout.repack_tile(rows, tile).unwrap();
-        }
-        assert!(together == alone);
-        let (few, part) = (40 * layout.tile_bytes(), file.len() - 1);
-        assert_eq!(layout.repack(&pool, &file, &mut together[..few]).unwrap_err().code(), "weight_length");
-        assert_eq!(layout.repack(&pool, &file[..part], &mut together).unwrap_err().code(), "weight_length");
-        layout.repack(&pool, &[], &mut []).unwrap();
-    }
-
-    /// Floating-point rows keep their bytes, in pieces of 16; columns that do not fill a cell are padded with zeros.
-    #[test]
-    fn floating_point_rows_keep_their_bytes() {
-        for (format, cols) in [(Format::F32, 300), (Format::F16, 333), (Format::BF16, 64)] {
-            let layout = DeviceLayout::new(format, cols).unwrap();
-            let row_bytes = format.row_bytes(cols).unwrap();
-            let file: Vec<u8> = (0..5 * row_bytes).map(|i| (i % 253) as u8).collect();
-            let mut tile = vec![7; layout.tile_bytes()];
-            layout.repack_tile(&file, &mut tile).unwrap();
-            for (at, byte) in tile.iter().enumerate() {
-                let (row, column) = (at / PIECE % TILE_ROWS, at / (PIECE * TILE_ROWS) * PIECE + at % PIECE);
-                let inside = row < 5 && column < row_bytes;
-                let expected = if inside { file[row * row_bytes + column] } else { 0 };
-                assert_eq!(*byte, expected, "{} row {row} byte {column}", format.name());
-            }
-        }
-    }
-
-    /// Sizes that do not fit are refused before a byte is written.
-    #[test]
-    fn wrong_sizes_are_refused() {
-        let layout = DeviceLayout::new(Format::Q4_K, 256).unwrap();
-        let mut tile = vec![7; layout.tile_bytes()];
-        assert_eq!(layout.repack_tile(&[0; 145], &mut tile).unwrap_err().code(), "weight_length");
-        assert_eq!(layout.repack_tile(&[0; 144 * 17], &mut tile).unwrap_err().code(), "weight_length");
-        assert_eq!(layout.repack_tile(&[0; 144], &mut tile[1..]).unwrap_err().code(), "weight_length");
-        assert!(tile.iter().all(|byte| *byte == 7));
-        layout.repack_tile(&[0; 144 * 3], &mut tile).unwrap();
     }
 }
