@@ -14,13 +14,20 @@
 //! Floating-point elements keep their bytes, in pieces `[cell][piece][row][16]`. Columns and rows are padded with zeros.
 //! The bytes are those of the file but for 6-bit scales, which widen to bytes: at most 4 %.
 
-use crate::formats::{Coding, Format, FormatError, Quant, SubScales, Unpacked};
+#[cfg(test)]
+mod tests;
+
+use crate::formats::{Cells, Coding, Format, FormatError, Quant, SPAN_COLS, SubScales};
 pub use crate::pack::TILE_ROWS;
+use crate::pool::ThreadPool;
+use std::sync::{Mutex, PoisonError};
 
 /// Columns of a cell.
 pub const CELL_COLS: usize = 32;
 /// Widest load of a lane.
 const PIECE: usize = 16;
+/// What a thread repacks at a time: little enough that all are done at about the same time.
+const TURN_BYTES: usize = 64 << 10;
 
 /// Where the bytes of a tile are, for one format and one number of columns.
 #[derive(Debug, Clone, Copy)]
@@ -120,129 +127,112 @@ impl DeviceLayout {
             && rows.len() <= TILE_ROWS * row_bytes
             && tile.len() == self.tile_bytes;
         if !fits {
-            let (elements, expected) = (TILE_ROWS * self.cols, TILE_ROWS * row_bytes);
-            return Err(FormatError::Length { format: self.format, elements, expected, bytes: rows.len() });
+            return Err(self.length_error(1, rows.len())?);
         }
-        tile.fill(0);
-        for (row, bytes) in rows.chunks_exact(row_bytes.max(1)).enumerate() {
+        if rows.len() < TILE_ROWS * row_bytes || !self.cols.is_multiple_of(CELL_COLS) {
+            tile.fill(0);
+        }
+        if row_bytes > 0 {
             match &self.format.row().coding {
-                Coding::Float(_) => {
-                    for (i, piece) in bytes.chunks(PIECE).enumerate() {
-                        tile[(i * TILE_ROWS + row) * PIECE..][..piece.len()].copy_from_slice(piece);
-                    }
-                }
-                Coding::Quant(quant) => self.repack_row(quant, bytes, row, tile),
+                Coding::Float(_) => repack_floats(rows, row_bytes, tile),
+                Coding::Quant(quant) => self.repack_blocks(quant, rows, row_bytes, tile),
             }
         }
         Ok(())
     }
 
-    fn repack_row(&self, quant: &Quant, bytes: &[u8], row: usize, tile: &mut [u8]) {
+    /// Repacks consecutive tiles with every thread of the pool. `rows` are all their rows, the last tile's as many as the
+    /// matrix has.
+    ///
+    /// # Errors
+    /// [`FormatError::Length`] when the sizes do not fit.
+    pub fn repack(&self, pool: &ThreadPool, rows: &[u8], tiles: &mut [u8]) -> Result<(), FormatError> {
+        let tile_rows_bytes = (TILE_ROWS * self.format.row_bytes(self.cols)?).max(1);
+        let (tile_bytes, count) = (self.tile_bytes.max(1), rows.len().div_ceil(tile_rows_bytes));
+        if tiles.len() != count * tile_bytes {
+            return Err(self.length_error(tiles.len() / tile_bytes, rows.len())?);
+        }
+        let per_turn = (TURN_BYTES / tile_bytes).max(1);
+        let turns = rows.chunks(per_turn * tile_rows_bytes).zip(tiles.chunks_mut(per_turn * tile_bytes));
+        let (turns, failed) = (Mutex::new(turns), Mutex::new(None));
+        pool.run(&|_| {
+            loop {
+                let next = turns.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some((rows, tiles)) = next else { break };
+                let mut pairs = rows.chunks(tile_rows_bytes).zip(tiles.chunks_exact_mut(tile_bytes));
+                if let Err(error) = pairs.try_for_each(|(rows, tile)| self.repack_tile(rows, tile)) {
+                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                }
+            }
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    /// That `bytes` bytes are not the rows of so many tiles.
+    fn length_error(&self, tiles: usize, bytes: usize) -> Result<FormatError, FormatError> {
+        let rows = tiles * TILE_ROWS;
+        let (elements, expected) = (rows * self.cols, rows * self.format.row_bytes(self.cols)?);
+        Ok(FormatError::Length { format: self.format, elements, expected, bytes })
+    }
+
+    /// Goes through the rows side by side, so that what it writes makes runs.
+    fn repack_blocks(&self, quant: &Quant, rows: &[u8], row_bytes: usize, tile: &mut [u8]) {
         let Planes { low, high, scales, factors } = self.planes;
         let (low_plane, rest) = tile.split_at_mut(self.cells * TILE_ROWS * low);
         let (high_plane, rest) = rest.split_at_mut(self.cells * TILE_ROWS * high);
         let (scale_plane, factor_plane) = rest.split_at_mut(self.cells * TILE_ROWS * scales);
-        let cells_of_block = self.format.block_len() / CELL_COLS;
-        let (runs, mut block) = (CELL_COLS / quant.sub, Unpacked::default());
-        for (b, bytes) in bytes.chunks_exact(self.format.block_bytes()).enumerate() {
-            (quant.unpack)(bytes, &mut block);
-            for c in 0..cells_of_block {
-                let cell = b * cells_of_block + c;
-                let codes: [u8; CELL_COLS] = std::array::from_fn(|i| block.codes[c * CELL_COLS + i]);
-                let piece = low.min(PIECE);
-                for (p, part) in low_codes(quant, &codes)[..low].chunks_exact(piece).enumerate() {
-                    low_plane[((cell * (low / piece) + p) * TILE_ROWS + row) * piece..][..piece]
-                        .copy_from_slice(part);
-                }
-                let at = |bytes: usize| (cell * TILE_ROWS + row) * bytes;
-                high_plane[at(high)..][..high].copy_from_slice(&high_codes(quant, &codes)[..high]);
-                let run = c * runs..(c + 1) * runs;
-                let numbers = run_numbers(quant, &block.scales[run.clone()], &block.mins[run]);
-                scale_plane[at(scales)..][..scales].copy_from_slice(&numbers[..scales]);
+        let (block_len, block_bytes) = (self.format.block_len(), self.format.block_bytes());
+        let span_bytes = SPAN_COLS / block_len * block_bytes;
+        let mut sorted = Cells::default();
+        for span in 0..row_bytes.div_ceil(span_bytes) {
+            let bytes = span * span_bytes..row_bytes.min((span + 1) * span_bytes);
+            let blocks = bytes.len() / block_bytes;
+            let cells = blocks * block_len / CELL_COLS;
+            let (cell, block) = (span * (SPAN_COLS / CELL_COLS), span * (SPAN_COLS / block_len));
+            for (row, file) in rows.chunks_exact(row_bytes).enumerate() {
+                (quant.cells)(&file[bytes.clone()], &mut sorted);
+                spread(low_plane, low, cell, row, &sorted.low[..cells * low]);
+                spread(high_plane, high, cell, row, &sorted.high[..cells * high]);
+                spread(scale_plane, scales, cell, row, &sorted.numbers[..cells * scales]);
+                spread(factor_plane, factors, block, row, &sorted.factors[..blocks * factors]);
             }
-            let [d, dmin] = [block.d, block.dmin].map(u16::to_le_bytes);
-            let both = [d[0], d[1], dmin[0], dmin[1]];
-            factor_plane[(b * TILE_ROWS + row) * factors..][..factors].copy_from_slice(&both[..factors]);
         }
     }
 }
 
-/// The low bits of a cell's codes; codes of eight bits as signed numbers, their bias taken off.
-fn low_codes(quant: &Quant, codes: &[u8; CELL_COLS]) -> [u8; CELL_COLS] {
-    match quant.low_bits {
-        8 => codes.map(|code| code ^ 0x80),
-        4 => low_bits::<4>(codes),
-        _ => low_bits::<2>(codes),
+/// Puts cells (or blocks) of one row, of `bytes` bytes each, into a plane, from number `first` on.
+fn spread(plane: &mut [u8], bytes: usize, first: usize, row: usize, cells: &[u8]) {
+    match bytes {
+        0 => {}
+        1 => spread_pieces::<1>(plane, first, row, cells),
+        2 => spread_pieces::<2>(plane, first, row, cells),
+        4 => spread_pieces::<4>(plane, first, row, cells),
+        8 => spread_pieces::<8>(plane, first, row, cells),
+        _ => spread_pieces::<PIECE>(plane, first * (bytes / PIECE), row, cells),
     }
 }
 
-/// [`low_codes`] for one number of bits: known to the compiler, the loop becomes a few vector instructions. Loads are bound by it.
-fn low_bits<const BITS: usize>(codes: &[u8; CELL_COLS]) -> [u8; CELL_COLS] {
-    let stride = CELL_COLS * BITS / 8;
-    let mut out = [0; CELL_COLS];
-    for (i, code) in codes.iter().enumerate() {
-        out[i % stride] |= (code & ((1 << BITS) - 1)) << (i / stride * BITS);
-    }
-    out
+/// [`spread`] for one number of bytes, known to the compiler.
+fn spread_pieces<const BYTES: usize>(plane: &mut [u8], first: usize, row: usize, pieces: &[u8]) {
+    let (plane, _) = plane.as_chunks_mut::<BYTES>();
+    let places = plane[first * TILE_ROWS + row..].iter_mut().step_by(TILE_ROWS);
+    places.zip(pieces.as_chunks().0).for_each(|(place, piece)| *place = *piece);
 }
 
-/// The high bits of a cell's codes.
-fn high_codes(quant: &Quant, codes: &[u8; CELL_COLS]) -> [u8; 8] {
-    match quant.high_bits {
-        0 => [0; 8],
-        1 => high_bits::<1>(codes, quant.low_bits),
-        _ => high_bits::<2>(codes, quant.low_bits),
-    }
-}
+/// Pieces that are taken of a row before the next row has its turn: four cache lines.
+const FLOAT_PIECES: usize = 16;
 
-/// [`high_codes`] for one number of bits above `low`.
-fn high_bits<const BITS: usize>(codes: &[u8; CELL_COLS], low: usize) -> [u8; 8] {
-    let (mut out, per_word) = ([0; 8], 8 / BITS);
-    for (i, code) in codes.iter().enumerate() {
-        let (j, byte) = (i / 4, i % 4);
-        out[j / per_word * 4 + byte] |= (code >> low) << (j % per_word * BITS);
-    }
-    out
-}
-
-/// Scales and mins of a cell's runs.
-fn run_numbers(quant: &Quant, scales: &[i8], mins: &[i8]) -> [u8; 4] {
-    let mut out = [0; 4];
-    for (run, (scale, min)) in scales.iter().zip(mins).enumerate() {
-        let (scale, min) = (scale.cast_unsigned(), min.cast_unsigned());
-        match (quant.sub_scales, quant.min) {
-            (SubScales::Nibbles, _) => out[run] = scale | min << 4,
-            (_, true) => out[2 * run..2 * run + 2].copy_from_slice(&[scale, min]),
-            (_, false) => out[run] = scale,
+fn repack_floats(rows: &[u8], row_bytes: usize, tile: &mut [u8]) {
+    for first in (0..row_bytes).step_by(FLOAT_PIECES * PIECE) {
+        let end = row_bytes.min(first + FLOAT_PIECES * PIECE);
+        for (row, bytes) in rows.chunks_exact(row_bytes).enumerate() {
+            let bytes = &bytes[first..end];
+            spread_pieces::<PIECE>(tile, first / PIECE, row, bytes);
+            let (whole, rest) = bytes.as_chunks::<PIECE>();
+            if !rest.is_empty() {
+                tile[((first / PIECE + whole.len()) * TILE_ROWS + row) * PIECE..][..rest.len()]
+                    .copy_from_slice(rest);
+            }
         }
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What a device holds is what the plan charges: the file's size within 4 %, for whole tiles.
-    #[test]
-    fn a_matrix_takes_about_the_bytes_of_the_file() {
-        for format in Format::ALL {
-            let (rows, cols) = (64, 1024);
-            let file = rows * format.row_bytes(cols).unwrap();
-            let device = DeviceLayout::new(format, cols).unwrap().matrix_bytes(rows).unwrap();
-            assert!(device >= file && device * 25 <= file * 26, "{}: {device} for {file}", format.name());
-        }
-    }
-
-    /// Sizes that do not fit are refused before a byte is written.
-    #[test]
-    fn wrong_sizes_are_refused() {
-        let layout = DeviceLayout::new(Format::Q4_K, 256).unwrap();
-        let mut tile = vec![7; layout.tile_bytes()];
-        assert_eq!(layout.repack_tile(&[0; 145], &mut tile).unwrap_err().code(), "weight_length");
-        assert_eq!(layout.repack_tile(&[0; 144 * 17], &mut tile).unwrap_err().code(), "weight_length");
-        assert_eq!(layout.repack_tile(&[0; 144], &mut tile[1..]).unwrap_err().code(), "weight_length");
-        assert!(tile.iter().all(|byte| *byte == 7));
-        layout.repack_tile(&[0; 144 * 3], &mut tile).unwrap();
     }
 }

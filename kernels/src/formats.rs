@@ -8,8 +8,10 @@
 //! specification for the type numbers, the reference quantisation package for the meaning of the bits; the golden
 //! vectors in `tests/data` come from the latter.
 
+mod cells;
 mod unpack;
 
+pub(crate) use cells::{Cells, SPAN_COLS};
 use half::{bf16, f16};
 use thiserror::Error;
 pub(crate) use unpack::{MAX_BLOCK, Unpacked};
@@ -90,6 +92,8 @@ pub(crate) struct Quant {
     pub(crate) codebook: Option<&'static [u8; 16]>,
     /// Reads one block of the file.
     pub(crate) unpack: fn(&[u8], &mut Unpacked),
+    /// Sorts the blocks of up to [`SPAN_COLS`] columns for devices.
+    pub(crate) cells: fn(&[u8], &mut Cells),
 }
 
 /// How a packed block keeps its integer scales and mins.
@@ -111,8 +115,11 @@ const fn float(float: Float) -> Coding {
     Coding::Float(float)
 }
 
+/// How the blocks of a format are read: by [`unpack`] and by [`cells`].
+type Readers = (fn(&[u8], &mut Unpacked), fn(&[u8], &mut Cells));
+
 /// A format with one scale per block of 32.
-const fn plain(low_bits: usize, high_bits: usize, unpack: fn(&[u8], &mut Unpacked)) -> Quant {
+const fn plain(low_bits: usize, high_bits: usize, (unpack, cells): Readers) -> Quant {
     Quant {
         low_bits,
         high_bits,
@@ -122,6 +129,7 @@ const fn plain(low_bits: usize, high_bits: usize, unpack: fn(&[u8], &mut Unpacke
         bias_shift: None,
         codebook: None,
         unpack,
+        cells,
     }
 }
 
@@ -132,30 +140,30 @@ const TABLE: [Row; 15] = [
     Row { format: Format::F16, name: "F16", ggml_id: 1, block_len: 1, block_bytes: 2, coding: float(Float::F16) },
     Row { format: Format::BF16, name: "BF16", ggml_id: 30, block_len: 1, block_bytes: 2, coding: float(Float::BF16) },
     Row { format: Format::Q4_0, name: "Q4_0", ggml_id: 2, block_len: 32, block_bytes: 18,
-        coding: Coding::Quant(Quant { bias_shift: Some(3), ..plain(4, 0, unpack::q4_0) }) },
+        coding: Coding::Quant(Quant { bias_shift: Some(3), ..plain(4, 0, (unpack::q4_0, cells::q4_0)) }) },
     Row { format: Format::Q4_1, name: "Q4_1", ggml_id: 3, block_len: 32, block_bytes: 20,
-        coding: Coding::Quant(Quant { min: true, ..plain(4, 0, unpack::q4_1) }) },
+        coding: Coding::Quant(Quant { min: true, ..plain(4, 0, (unpack::q4_1, cells::q4_1)) }) },
     Row { format: Format::Q5_0, name: "Q5_0", ggml_id: 6, block_len: 32, block_bytes: 22,
-        coding: Coding::Quant(Quant { bias_shift: Some(4), ..plain(4, 1, unpack::q5_0) }) },
+        coding: Coding::Quant(Quant { bias_shift: Some(4), ..plain(4, 1, (unpack::q5_0, cells::q5_0)) }) },
     Row { format: Format::Q5_1, name: "Q5_1", ggml_id: 7, block_len: 32, block_bytes: 24,
-        coding: Coding::Quant(Quant { min: true, ..plain(4, 1, unpack::q5_1) }) },
+        coding: Coding::Quant(Quant { min: true, ..plain(4, 1, (unpack::q5_1, cells::q5_1)) }) },
     Row { format: Format::Q8_0, name: "Q8_0", ggml_id: 8, block_len: 32, block_bytes: 34,
-        coding: Coding::Quant(Quant { bias_shift: Some(7), ..plain(8, 0, unpack::q8_0) }) },
+        coding: Coding::Quant(Quant { bias_shift: Some(7), ..plain(8, 0, (unpack::q8_0, cells::q8_0)) }) },
     Row { format: Format::Q2_K, name: "Q2_K", ggml_id: 10, block_len: 256, block_bytes: 84,
-        coding: Coding::Quant(Quant { sub: 16, sub_scales: SubScales::Nibbles, min: true, ..plain(2, 0, unpack::q2_k) }) },
+        coding: Coding::Quant(Quant { sub: 16, sub_scales: SubScales::Nibbles, min: true, ..plain(2, 0, (unpack::q2_k, cells::q2_k)) }) },
     Row { format: Format::Q3_K, name: "Q3_K", ggml_id: 11, block_len: 256, block_bytes: 110,
-        coding: Coding::Quant(Quant { sub: 16, sub_scales: SubScales::Bytes, bias_shift: Some(2), ..plain(2, 1, unpack::q3_k) }) },
+        coding: Coding::Quant(Quant { sub: 16, sub_scales: SubScales::Bytes, bias_shift: Some(2), ..plain(2, 1, (unpack::q3_k, cells::q3_k)) }) },
     Row { format: Format::Q4_K, name: "Q4_K", ggml_id: 12, block_len: 256, block_bytes: 144,
-        coding: Coding::Quant(Quant { sub_scales: SubScales::Bytes, min: true, ..plain(4, 0, unpack::q4_k) }) },
+        coding: Coding::Quant(Quant { sub_scales: SubScales::Bytes, min: true, ..plain(4, 0, (unpack::q4_k, cells::q4_k)) }) },
     Row { format: Format::Q5_K, name: "Q5_K", ggml_id: 13, block_len: 256, block_bytes: 176,
-        coding: Coding::Quant(Quant { sub_scales: SubScales::Bytes, min: true, ..plain(4, 1, unpack::q5_k) }) },
+        coding: Coding::Quant(Quant { sub_scales: SubScales::Bytes, min: true, ..plain(4, 1, (unpack::q5_k, cells::q5_k)) }) },
     Row { format: Format::Q6_K, name: "Q6_K", ggml_id: 14, block_len: 256, block_bytes: 210,
-        coding: Coding::Quant(Quant { sub: 16, sub_scales: SubScales::Bytes, bias_shift: Some(5), ..plain(4, 2, unpack::q6_k) }) },
+        coding: Coding::Quant(Quant { sub: 16, sub_scales: SubScales::Bytes, bias_shift: Some(5), ..plain(4, 2, (unpack::q6_k, cells::q6_k)) }) },
     Row { format: Format::IQ4_NL, name: "IQ4_NL", ggml_id: 20, block_len: 32, block_bytes: 18,
-        coding: Coding::Quant(Quant { bias_shift: Some(7), codebook: Some(&IQ4_VALUES), ..plain(4, 0, unpack::q4_0) }) },
+        coding: Coding::Quant(Quant { bias_shift: Some(7), codebook: Some(&IQ4_VALUES), ..plain(4, 0, (unpack::q4_0, cells::q4_0)) }) },
     Row { format: Format::IQ4_XS, name: "IQ4_XS", ggml_id: 23, block_len: 256, block_bytes: 136,
         coding: Coding::Quant(Quant { sub_scales: SubScales::Bytes, bias_shift: Some(7), codebook: Some(&IQ4_VALUES),
-            ..plain(4, 0, unpack::iq4_xs) }) },
+            ..plain(4, 0, (unpack::iq4_xs, cells::iq4_xs)) }) },
 ];
 
 /// Why bytes could not be read as weights.

@@ -33,6 +33,13 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
+/// The `N` bytes at `at`.
+pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
 /// `out[i]`, `out[n + i]` = low and high half of byte `i` of the `n` bytes.
 fn nibbles(bytes: &[u8], out: &mut [u8]) {
     let (low, high) = out.split_at_mut(bytes.len());
@@ -112,7 +119,16 @@ pub(super) fn q2_k(bytes: &[u8], out: &mut Unpacked) {
     out.dmin = u16_at(bytes, 82);
 }
 
-/// `32 bytes of third bits, 64 bytes, 12 bytes of 6-bit scales (32 too high), d: f16`.
+/// The 6-bit scales of Q3_K, which are 32 too high.
+pub(super) fn q3_k_scales(packed: &[u8; 12]) -> [i8; MAX_SUBS] {
+    std::array::from_fn(|j| {
+        let low = packed[j % 8] >> (j / 8 * 4) & 15;
+        let high = packed[8 + j % 4] >> (j / 4 * 2) & 3;
+        (low | high << 4) as i8 - 32
+    })
+}
+
+/// `32 bytes of third bits, 64 bytes, 12 bytes of 6-bit scales, d: f16`.
 pub(super) fn q3_k(bytes: &[u8], out: &mut Unpacked) {
     two_bit_runs(&bytes[32..96], &mut out.codes);
     for (run, codes) in out.codes.chunks_exact_mut(32).enumerate() {
@@ -120,24 +136,26 @@ pub(super) fn q3_k(bytes: &[u8], out: &mut Unpacked) {
             *code |= (mask >> run & 1) << 2;
         }
     }
-    let packed = &bytes[96..108];
-    for (j, scale) in out.scales.iter_mut().enumerate() {
-        let low = packed[j % 8] >> (j / 8 * 4) & 15;
-        let high = packed[8 + j % 4] >> (j / 4 * 2) & 3;
-        *scale = (low | high << 4) as i8 - 32;
-    }
+    out.scales = q3_k_scales(&array(bytes, 96));
     out.d = u16_at(bytes, 108);
 }
 
 /// The 6-bit scales and mins of Q4_K and Q5_K.
-fn six_bit_pairs(packed: &[u8], out: &mut Unpacked) {
+pub(super) fn six_bit_pairs(packed: &[u8; 12]) -> [[u8; 8]; 2] {
+    let mut out = [[0; 8]; 2];
     for j in 0..4 {
         let (s, m, both) = (packed[j], packed[4 + j], packed[8 + j]);
-        out.scales[j] = (s & 63) as i8;
-        out.mins[j] = (m & 63) as i8;
-        out.scales[4 + j] = (both & 15 | s >> 2 & 48) as i8;
-        out.mins[4 + j] = (both >> 4 | m >> 2 & 48) as i8;
+        (out[0][j], out[0][4 + j]) = (s & 63, both & 15 | s >> 2 & 48);
+        (out[1][j], out[1][4 + j]) = (m & 63, both >> 4 | m >> 2 & 48);
     }
+    out
+}
+
+/// Writes [`six_bit_pairs`].
+fn scales_and_mins(packed: &[u8; 12], out: &mut Unpacked) {
+    let [scales, mins] = six_bit_pairs(packed);
+    out.scales[..8].copy_from_slice(&scales.map(u8::cast_signed));
+    out.mins[..8].copy_from_slice(&mins.map(u8::cast_signed));
 }
 
 /// Four-bit codes: each 32 bytes hold two runs of 32 elements, low halves first.
@@ -151,7 +169,7 @@ fn four_bit_runs(bytes: &[u8], codes: &mut [u8; MAX_BLOCK]) {
 pub(super) fn q4_k(bytes: &[u8], out: &mut Unpacked) {
     out.d = u16_at(bytes, 0);
     out.dmin = u16_at(bytes, 2);
-    six_bit_pairs(&bytes[4..16], out);
+    scales_and_mins(&array(bytes, 4), out);
     four_bit_runs(&bytes[16..144], &mut out.codes);
 }
 
@@ -159,7 +177,7 @@ pub(super) fn q4_k(bytes: &[u8], out: &mut Unpacked) {
 pub(super) fn q5_k(bytes: &[u8], out: &mut Unpacked) {
     out.d = u16_at(bytes, 0);
     out.dmin = u16_at(bytes, 2);
-    six_bit_pairs(&bytes[4..16], out);
+    scales_and_mins(&array(bytes, 4), out);
     four_bit_runs(&bytes[48..176], &mut out.codes);
     for (run, codes) in out.codes.chunks_exact_mut(32).enumerate() {
         for (code, &mask) in codes.iter_mut().zip(&bytes[16..48]) {
@@ -185,14 +203,19 @@ pub(super) fn q6_k(bytes: &[u8], out: &mut Unpacked) {
     out.d = u16_at(bytes, 208);
 }
 
-/// `d: f16, 8 x 2 high scale bits, 8 x 4 low scale bits (32 too high), 128 bytes`; runs of 32 elements, low halves first.
+/// The 6-bit scales of IQ4_XS, which are 32 too high: 8 x 2 high bits, 8 x 4 low bits.
+pub(super) fn iq4_xs_scales(packed: &[u8; 6]) -> [i8; 8] {
+    let high = u16_at(packed, 0);
+    std::array::from_fn(|j| {
+        let low = packed[2 + j / 2] >> (j % 2 * 4) & 15;
+        (low | ((high >> (2 * j) & 3) as u8) << 4) as i8 - 32
+    })
+}
+
+/// `d: f16, 6 bytes of 6-bit scales, 128 bytes`; runs of 32 elements, low halves first.
 pub(super) fn iq4_xs(bytes: &[u8], out: &mut Unpacked) {
     out.d = u16_at(bytes, 0);
-    let high = u16_at(bytes, 2);
-    for (j, scale) in out.scales[..8].iter_mut().enumerate() {
-        let low = bytes[4 + j / 2] >> (j % 2 * 4) & 15;
-        *scale = (low | ((high >> (2 * j) & 3) as u8) << 4) as i8 - 32;
-    }
+    out.scales[..8].copy_from_slice(&iq4_xs_scales(&array(bytes, 2)));
     for (bytes, out) in bytes[8..136].chunks_exact(16).zip(out.codes.chunks_exact_mut(32)) {
         nibbles(bytes, out);
     }

@@ -3,6 +3,7 @@
 use crate::hip::HipError;
 use crate::launch::LaunchError;
 use spillway_kernels::formats::FormatError;
+use spillway_kernels::pool::PoolError;
 use spillway_model::error::ModelError;
 use spillway_worker::ProcessError;
 use spillway_worker::embedding::EmbeddingError;
@@ -24,6 +25,9 @@ pub enum BandError {
     /// A weight does not suit the device's layout.
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// No threads for repacking weights.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
     /// Token ids have no rows.
     #[error(transparent)]
     Embedding(#[from] EmbeddingError),
@@ -79,6 +83,7 @@ impl BandError {
             BandError::Launch(error) => error.code(),
             BandError::Weight(error) => error.code(),
             BandError::Format(error) => error.code(),
+            BandError::Pool(error) => error.code(),
             BandError::Embedding(error) => error.code(),
             BandError::Spec { .. } => "band_spec",
             BandError::StepSize { .. } => "step_size",

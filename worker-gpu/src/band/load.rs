@@ -11,6 +11,8 @@ use super::staging::Staging;
 use crate::hip::{Device, DeviceSlice, Stream};
 use crate::launch::Matrix;
 use spillway_kernels::device_layout::{DeviceLayout, TILE_ROWS};
+use spillway_kernels::formats::FormatError;
+use spillway_kernels::pool::ThreadPool;
 use spillway_model::file::{ModelFile, Weight};
 use spillway_model::gguf::Advice;
 use spillway_model::program::{Layer, Step, WeightRef};
@@ -70,7 +72,7 @@ pub(super) struct Loader<'a, 'p> {
     pieces: [Staging; UPLOAD_PIECES],
     /// The piece to fill next.
     next: usize,
-    threads: usize,
+    pool: ThreadPool,
     done: u64,
     total: u64,
 }
@@ -89,9 +91,11 @@ impl<'a, 'p> Loader<'a, 'p> {
             total += need.stored_bytes(model)?;
         }
         let piece = || Staging::new(device, "weights on their way", UPLOAD_PIECE);
+        // Two threads of a core are faster than one: they wait for memory most of the time.
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+        let pool = ThreadPool::new(threads)?;
         let pieces = [piece()?, piece()?, piece()?];
-        Ok(Self { model, stream, progress, pieces, next: 0, threads, done: 0, total })
+        Ok(Self { model, stream, progress, pieces, next: 0, pool, done: 0, total })
     }
 
     /// Bytes stored so far.
@@ -118,9 +122,7 @@ impl<'a, 'p> Loader<'a, 'p> {
         let mut uploaded = 0;
         for rows in source.bytes.chunks(tiles_per_piece * tile_rows_bytes) {
             let bytes = rows.len().div_ceil(tile_rows_bytes) * layout.tile_bytes();
-            self.piece(&mut place, uploaded, bytes, |piece, threads| {
-                repack(&layout, rows, tile_rows_bytes, piece, threads)
-            })?;
+            self.piece(&mut place, uploaded, bytes, |piece, pool| layout.repack(pool, rows, piece))?;
             uploaded += bytes;
         }
         self.model.gguf().advise(source.info, Advice::DontNeed);
@@ -148,46 +150,19 @@ impl<'a, 'p> Loader<'a, 'p> {
         to: &mut Place,
         offset: usize,
         bytes: usize,
-        fill: impl FnOnce(&mut [u8], usize) -> Result<(), BandError>,
+        fill: impl FnOnce(&mut [u8], &ThreadPool) -> Result<(), FormatError>,
     ) -> Result<(), BandError> {
         if let Some(part) = to.host_part(offset, bytes)? {
-            fill(part, self.threads)?;
+            fill(part, &self.pool)?;
         } else {
             let piece = &mut self.pieces[self.next];
             self.next = (self.next + 1) % UPLOAD_PIECES;
-            fill(&mut piece.bytes_mut()?[..bytes], self.threads)?;
+            fill(&mut piece.bytes_mut()?[..bytes], &self.pool)?;
             piece.upload(self.stream, 0, to.on_device.part(offset, bytes)?)?;
         }
         self.done += bytes as u64;
         self.tell()
     }
-}
-
-/// Repacks whole tiles, shared out between threads.
-fn repack(
-    layout: &DeviceLayout,
-    rows: &[u8],
-    tile_rows_bytes: usize,
-    piece: &mut [u8],
-    threads: usize,
-) -> Result<(), BandError> {
-    let tiles = piece.len() / layout.tile_bytes();
-    let share = tiles.div_ceil(threads).max(1);
-    let repack_share = |rows: &[u8], tiles: &mut [u8]| {
-        let mut pairs = rows.chunks(tile_rows_bytes).zip(tiles.chunks_exact_mut(layout.tile_bytes()));
-        pairs.try_for_each(|(rows, tile)| layout.repack_tile(rows, tile))
-    };
-    let shares = rows.chunks(share * tile_rows_bytes).zip(piece.chunks_mut(share * layout.tile_bytes()));
-    let results = std::thread::scope(|scope| {
-        let shares: Vec<_> =
-            shares.map(|(rows, tiles)| scope.spawn(move || repack_share(rows, tiles))).collect();
-        shares.into_iter().map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>()
-    });
-    for result in results {
-        // A panic of a share is one of this load.
-        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-    }
-    Ok(())
 }
 
 fn too_wide(weight: &WeightRef) -> crate::launch::LaunchError {
