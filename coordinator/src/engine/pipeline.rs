@@ -1,7 +1,7 @@
 //! The workers as one function: steps go in, logits come out in the same order.
 
 use super::watchdog::{Awaited, Watchdog};
-use crate::workers::{Link, LoadWatcher, ReviveTimes, WorkerError, WorkerView, Workers};
+use crate::workers::{Link, LoadWatcher, Revival, WorkerError, WorkerView, Workers};
 use spillway_protocol::frame::{self, FrameError, FrameLimits, StepFrame};
 use spillway_protocol::ring::{RingError, Wait};
 use std::collections::VecDeque;
@@ -204,21 +204,21 @@ impl Pipeline {
         ))
     }
 
-    /// Replaces workers that have failed and begins a new epoch: steps under way are forgotten. The numbers of the stages
-    /// that were replaced; after an error the call can be made again.
+    /// Replaces workers that have failed and begins a new epoch: steps under way are forgotten. After an error the call can be
+    /// made again.
     pub(super) fn revive(
         &mut self,
         epoch: u64,
         watcher: &mut dyn LoadWatcher,
-        times: &mut ReviveTimes,
-    ) -> Result<Vec<usize>, WorkerError> {
+        revival: &mut Revival,
+    ) -> Result<(), WorkerError> {
         self.under_way.clear();
         self.watchdog.rest();
         self.doubt = None;
         self.epoch = epoch;
-        let replaced = self.workers.revive(epoch, watcher, times);
+        let revived = self.workers.revive(epoch, watcher, revival);
         self.alive = Instant::now();
-        replaced
+        revived
     }
 
     /// Whether every worker is still there.

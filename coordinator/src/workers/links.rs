@@ -67,8 +67,9 @@ impl Link {
     }
 }
 
-/// The links of a plan as tests allow them. Takes seconds where a pair was never tested.
-pub(super) fn decide(plan: &Plan, exe: &Path) -> Vec<Link> {
+/// The links of a plan as tests allow them. Takes seconds where a pair was never tested, minutes where a device does not answer. Before the
+/// workers start: tests need memory of the devices, which these take.
+pub(crate) fn decide(plan: &Plan, exe: &Path) -> Vec<Link> {
     let pairs = plan.stages.windows(2).enumerate();
     let gpus = pairs.filter_map(|(from, pair)| Some((from, pair[0].device()?, pair[1].device()?)));
     let decide = |(from, first, second)| {

@@ -17,6 +17,7 @@ mod worker;
 pub use error::{Ending, SetupError, WorkerError, WorkerName};
 use lifecycle::Change;
 pub use lifecycle::Lifecycle;
+pub(crate) use links::decide as decide_links;
 pub use links::{Link, LinkPath};
 pub(crate) use process::is_stopped;
 use process::{Inherited, WorkerProcess};
@@ -81,13 +82,15 @@ pub(crate) trait LoadWatcher {
     fn tick(&mut self, workers: &dyn Fn() -> Vec<WorkerView>) -> ControlFlow<()>;
 }
 
-/// How long the parts of a recovery took, added up over attempts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct ReviveTimes {
-    /// Ending processes and starting others.
+/// What an attempt to revive a pipeline has done, also one that did not succeed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Revival {
+    /// Time for ending processes and starting others.
     pub respawn: Duration,
-    /// Loading bands and arranging links.
+    /// Time for loading bands and arranging links.
     pub load: Duration,
+    /// Stages whose workers were replaced.
+    pub replaced: Vec<usize>,
 }
 
 /// The loaded pipeline. Dropping it kills what has not ended.
@@ -103,17 +106,16 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Spawns the workers of `plan` and waits until every band is loaded. Must be called from a thread that outlives the
-    /// workers (see [`WorkerProcess::spawn`]).
+    /// Spawns the workers of `plan` and waits until every band is loaded. `decided` are its links, from [`decide_links`]. Must be
+    /// called from a thread that outlives the workers (see [`WorkerProcess::spawn`]).
     pub(crate) fn start(
         plan: Plan,
+        decided: Vec<Link>,
         file_stamp: Option<[i64; 4]>,
         exe: PathBuf,
         epoch: u64,
         watcher: &mut dyn LoadWatcher,
     ) -> Result<Workers, WorkerError> {
-        // Tests need memory of the devices, which the workers are about to take.
-        let decided = links::decide(&plan, &exe);
         let rings = make_rings(&plan)?;
         let recipe = Recipe { plan, file_stamp, exe, rings, decided };
         let stages = recipe.plan.stages.len();
@@ -141,21 +143,20 @@ impl Workers {
         &mut self,
         epoch: u64,
         watcher: &mut dyn LoadWatcher,
-        times: &mut ReviveTimes,
-    ) -> Result<Vec<usize>, WorkerError> {
+        revival: &mut Revival,
+    ) -> Result<(), WorkerError> {
         let began = Instant::now();
-        let replaced = self.respawn(epoch);
-        times.respawn += began.elapsed();
-        let replaced = replaced?;
+        let respawned = self.respawn(epoch, &mut revival.replaced);
+        revival.respawn = began.elapsed();
+        respawned?;
         let began = Instant::now();
         let loaded = self.load(epoch, watcher);
-        times.load += began.elapsed();
-        loaded.map(|()| replaced)
+        revival.load = began.elapsed();
+        loaded
     }
 
-    /// Starts a process for every stage whose worker does not hold its band any more.
-    fn respawn(&mut self, epoch: u64) -> Result<Vec<usize>, WorkerError> {
-        let mut replaced = Vec::new();
+    /// Starts a process for every stage whose worker does not hold its band any more, and tells which.
+    fn respawn(&mut self, epoch: u64, replaced: &mut Vec<usize>) -> Result<(), WorkerError> {
         for worker in &mut self.workers {
             if worker.state().holds_band() && worker.failure().is_none() {
                 worker.epoch = epoch;
@@ -168,7 +169,7 @@ impl Workers {
             self.links.retain(|link| link.from != stage && link.from + 1 != stage);
             replaced.push(stage);
         }
-        Ok(replaced)
+        Ok(())
     }
 
     /// Workers that are gone will not be started before a while is over.
