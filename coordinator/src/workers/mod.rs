@@ -67,11 +67,20 @@ struct Recipe {
     /// Of the model's file, as the coordinator has it open.
     file_stamp: Option<[i64; 4]>,
     exe: PathBuf,
-    /// Ring `i` leads into stage `i`, the last one out of the last stage. They outlive the workers: a new one takes the ends
-    /// of its predecessor over.
+    /// Ring `i` leads into stage `i`, the last one out of the last stage. Those between workers outlive them: a new one takes the
+    /// ends of its predecessor over.
     rings: Vec<Ring>,
     /// How rows are to get from one GPU to the next.
     decided: Vec<Link>,
+}
+
+/// A ring between the coordinator and a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Edge {
+    /// Into stage 0.
+    Tokens,
+    /// Out of the last stage.
+    Logits,
 }
 
 /// What loading tells its caller, who may have work to do meanwhile.
@@ -119,17 +128,8 @@ impl Workers {
         let rings = make_rings(&plan)?;
         let recipe = Recipe { plan, file_stamp, exe, rings, decided };
         let stages = recipe.plan.stages.len();
-        let workers: Result<Vec<Worker>, WorkerError> =
-            (0..stages).map(|stage| recipe.spawn(stage, epoch)).collect();
-        let attach = || -> Result<(RingProducer, RingConsumer), SetupError> {
-            let (first, last) = (&recipe.rings[0], &recipe.rings[stages]);
-            Ok((RingProducer::attach(first.dup()?)?, RingConsumer::attach(last.dup()?)?))
-        };
-        let (tokens, mut logits) = attach()?;
-        if recipe.plan.stages.iter().all(|stage| matches!(stage.execution, Execution::Gpu { .. })) {
-            logits.set_patience(GpuWorker::PATIENCE);
-        }
-        let workers = workers?;
+        let (tokens, logits) = (recipe.tokens()?, recipe.logits()?);
+        let workers = (0..stages).map(|stage| recipe.spawn(stage, epoch)).collect::<Result<_, _>>()?;
         let mut workers = Workers { recipe, workers, links: Vec::new(), tokens, logits };
         workers.load(epoch, watcher)?;
         let executions = workers.recipe.plan.stages.iter().map(|stage| &stage.execution);
@@ -157,16 +157,26 @@ impl Workers {
 
     /// Starts a process for every stage whose worker does not hold its band any more, and tells which.
     fn respawn(&mut self, epoch: u64, replaced: &mut Vec<usize>) -> Result<(), WorkerError> {
-        for worker in &mut self.workers {
+        let Workers { recipe, workers, links, tokens, logits } = self;
+        for worker in workers {
             if worker.state().holds_band() && worker.failure().is_none() {
                 worker.epoch = epoch;
                 continue;
             }
             worker.enter(Change::Ended, "it had not loaded when another one failed");
-            worker.replace(epoch, self.recipe.start(worker.stage)?);
-            // Its links went with its predecessor.
             let stage = worker.stage;
-            self.links.retain(|link| link.from != stage && link.from + 1 != stage);
+            // Nobody else holds these rings any more. What has been written into them may make no sense, their counters included.
+            if stage == 0 {
+                recipe.renew(stage)?;
+                *tokens = recipe.tokens()?;
+            }
+            if stage + 1 == recipe.plan.stages.len() {
+                recipe.renew(stage + 1)?;
+                *logits = recipe.logits()?;
+            }
+            worker.replace(epoch, recipe.start(stage)?);
+            // Its links went with its predecessor.
+            links.retain(|link| link.from != stage && link.from + 1 != stage);
             replaced.push(stage);
         }
         Ok(())
@@ -241,8 +251,17 @@ impl Workers {
         })
     }
 
+    /// Ends the worker at the other end of a ring, for what came out of the ring.
+    pub(crate) fn end_at(&mut self, edge: Edge, reason: String) -> WorkerError {
+        let stage = match edge {
+            Edge::Tokens => 0,
+            Edge::Logits => self.workers.len() - 1,
+        };
+        self.workers[stage].protocol_error(reason)
+    }
+
     /// Waits until a worker that has closed its ring says why, at most `timeout`.
-    pub(crate) fn await_failure(&mut self, timeout: Duration) -> WorkerError {
+    pub(crate) fn await_failure(&mut self, edge: Edge, timeout: Duration) -> WorkerError {
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(error) = self.failure() {
@@ -250,7 +269,7 @@ impl Workers {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return WorkerError::Frame("a ring was closed by a worker that still runs".into());
+                return self.end_at(edge, "it has closed its ring and still runs".into());
             }
             load::wait_for_news(&self.workers, left);
         }
@@ -280,17 +299,42 @@ impl Workers {
 
 /// The rings of a pipeline in order; ring `i` leads into stage `i`, the last one out of the last stage.
 fn make_rings(plan: &Plan) -> Result<Vec<Ring>, SetupError> {
-    let limits = FrameLimits::new(&plan.limits, plan.model.d_model, plan.model.vocab);
-    let kind = |edge: usize| match edge {
+    (0..=plan.stages.len()).map(|index| make_ring(plan, index)).collect()
+}
+
+/// One of them.
+fn make_ring(plan: &Plan, index: usize) -> Result<Ring, SetupError> {
+    let kind = match index {
         0 => FrameKind::Tokens,
-        edge if edge == plan.stages.len() => FrameKind::Logits,
+        index if index == plan.stages.len() => FrameKind::Logits,
         _ => FrameKind::Residual,
     };
-    let slots = crate::planner::RING_SLOTS;
-    (0..=plan.stages.len()).map(|edge| Ok(Ring::create(slots, limits.slot_bytes(kind(edge)))?)).collect()
+    let limits = FrameLimits::new(&plan.limits, plan.model.d_model, plan.model.vocab);
+    Ok(Ring::create(crate::planner::RING_SLOTS, limits.slot_bytes(kind))?)
 }
 
 impl Recipe {
+    /// Puts an empty ring in the place of one that no worker holds.
+    fn renew(&mut self, index: usize) -> Result<(), SetupError> {
+        self.rings[index] = make_ring(&self.plan, index)?;
+        Ok(())
+    }
+
+    /// The coordinator's end of the first ring.
+    fn tokens(&self) -> Result<RingProducer, SetupError> {
+        Ok(RingProducer::attach(self.rings[0].dup()?)?)
+    }
+
+    /// The coordinator's end of the last ring.
+    fn logits(&self) -> Result<RingConsumer, SetupError> {
+        let stages = &self.plan.stages;
+        let mut logits = RingConsumer::attach(self.rings[stages.len()].dup()?)?;
+        if stages.iter().all(|stage| matches!(stage.execution, Execution::Gpu { .. })) {
+            logits.set_patience(GpuWorker::PATIENCE);
+        }
+        Ok(logits)
+    }
+
     fn spawn(&self, stage: usize, epoch: u64) -> Result<Worker, WorkerError> {
         Ok(Worker::new(stage, self.plan.stages[stage].layers.clone(), epoch, self.start(stage)?))
     }
