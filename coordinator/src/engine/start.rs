@@ -69,8 +69,8 @@ pub(super) fn start(
         match event {
             News::Progress(event) => progress(event),
             News::Ready(shared) => {
-                let thread = Mutex::new(Some(thread));
-                let inner = Inner { model, mailbox, shared, next_id: AtomicU64::new(1), thread };
+                let (thread_id, thread) = (thread.thread().id(), Mutex::new(Some(thread)));
+                let inner = Inner { model, mailbox, shared, next_id: AtomicU64::new(1), thread, thread_id };
                 return Ok(Engine { inner: Arc::new(inner) });
             }
             News::Failed(error) => {
