@@ -326,7 +326,11 @@ fn a_worker_whose_ring_makes_no_sense_is_replaced() {
         assert!(code == "worker_protocol" && named, "{nth}: {code}: {message}");
         assert_eq!(running.done().token_ids, undisturbed, "{nth}");
         let status = engine.status();
-        assert_eq!((status.restarts, status.recovery.unwrap().stages), (nth as u64 + 1, vec![stage]), "{nth}");
+        assert_eq!(
+            (status.restarts, status.recovery.unwrap().stages),
+            (nth as u64 + 1, vec![stage]),
+            "{nth}"
+        );
     }
     drop(engine);
     assert_eq!(children(), NOBODY);

@@ -2,7 +2,6 @@
 
 use super::error::{Ending, WorkerError, WorkerName};
 use super::lifecycle::{Change, Life, Lifecycle};
-use super::links::is_answer;
 use super::memory;
 use super::process::WorkerProcess;
 use spillway_protocol::channel::CoordinatorEnd;
@@ -28,6 +27,8 @@ pub(super) struct Worker {
     pub(super) stats: LoadStats,
     /// Bytes of weights that it has stored, and all of its band; zeros until it says so.
     pub(super) stored: (u64, u64),
+    /// Questions about links that it has been asked and not answered: more than one when some were given up.
+    pub(super) unanswered: usize,
     /// Processes that the system had killed for want of memory when this one was started.
     pub(super) memory_kills: u64,
 }
@@ -45,8 +46,9 @@ impl Worker {
     pub(super) fn new(stage: usize, layers: Range<usize>, epoch: u64, started: Started) -> Worker {
         let Started { process, control, status, memory_kills } = started;
         let (life, stats) = (Life::new(process), LoadStats::default());
+        let (stored, unanswered) = ((0, 0), 0);
         let worker =
-            Worker { stage, layers, life, epoch, control, status, stats, stored: (0, 0), memory_kills };
+            Worker { stage, layers, life, epoch, control, status, stats, stored, unanswered, memory_kills };
         worker.tell(None, "the pipeline starts", None);
         worker
     }
@@ -58,7 +60,7 @@ impl Worker {
         if self.life.replace(process) {
             (self.epoch, self.control, self.status, self.memory_kills) =
                 (epoch, control, status, memory_kills);
-            (self.stats, self.stored) = (LoadStats::default(), (0, 0));
+            (self.stats, self.stored, self.unanswered) = (LoadStats::default(), (0, 0), 0);
             self.tell(Some(from), "another process takes its place", None);
         }
     }
@@ -130,17 +132,11 @@ impl Worker {
 
     /// Why the worker does not serve any more, if so.
     pub(super) fn failure(&mut self) -> Option<WorkerError> {
-        loop {
-            match self.next_message() {
-                // To a question that was given up when another worker failed.
-                Ok(Some(message)) if is_answer(&message) => {}
-                Ok(None) => return None,
-                Ok(Some(FromWorker::Failed { code, message })) => return Some(self.reported(code, message)),
-                Ok(Some(message)) => {
-                    return Some(self.protocol_error(format!("{message:?} while serving")));
-                }
-                Err(error) => return Some(error),
-            }
+        match self.next_message() {
+            Ok(None) => None,
+            Ok(Some(FromWorker::Failed { code, message })) => Some(self.reported(code, message)),
+            Ok(Some(message)) => Some(self.protocol_error(format!("{message:?} while serving"))),
+            Err(error) => Some(error),
         }
     }
 
