@@ -336,6 +336,25 @@ fn a_worker_whose_ring_makes_no_sense_is_replaced() {
     assert_eq!(children(), NOBODY);
 }
 
+/// The same between two workers: both are replaced, for either may have written there.
+#[test]
+fn workers_whose_ring_makes_no_sense_are_replaced() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("qwen3"));
+    let engine = start(&file.path, &placement(3));
+    let request = || greedy(&prompt(1, 20), 40);
+    let undisturbed = answer(&engine, request()).token_ids;
+    let worker = pids(&engine)[2];
+    let fd = WorkerArgs::standard(0).ring_in_fd;
+    overwrite(&engine, OpenOptions::new().write(true).open(format!("/proc/{worker}/fd/{fd}")).unwrap());
+    assert_eq!(answer(&engine, request()).token_ids, undisturbed);
+    let status = engine.status();
+    let recovery = status.recovery.unwrap();
+    assert_eq!((recovery.code, recovery.stages, status.restarts), ("worker_failed", vec![1, 2], 2));
+    drop(engine);
+    assert_eq!(children(), NOBODY);
+}
+
 /// Both workers die; one of the next two has loaded when the other one dies, too. Everything that was replaced is told of.
 #[test]
 fn a_recovery_tells_what_all_of_its_attempts_replaced() {

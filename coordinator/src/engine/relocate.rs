@@ -173,6 +173,9 @@ impl Driver {
         }
         let mut meanwhile = Meanwhile::new(self);
         attempts.backoff += meanwhile.pause(delay);
+        if meanwhile.stops() {
+            return Ok(None);
+        }
         let began = Instant::now();
         let found = meanwhile.find(replan);
         attempts.replan += began.elapsed();

@@ -213,16 +213,10 @@ fn ask(
 #[cfg(test)]
 mod tests {
     use super::super::WorkerView;
-    use super::super::process::{Inherited, WorkerProcess};
-    use super::super::visibility::Visibility;
-    use super::super::worker::Started;
+    use super::super::worker::puppet;
     use super::*;
-    use spillway_protocol::channel::{self, WorkerEnd};
     use spillway_protocol::ring::Ring;
-    use spillway_protocol::status::StatusReader;
     use std::ops::ControlFlow;
-    use std::os::fd::AsFd;
-    use std::sync::Arc;
 
     /// Waits for ever, or not at all.
     struct Patience(ControlFlow<()>);
@@ -235,19 +229,6 @@ mod tests {
         }
     }
 
-    /// A worker that says what the test says for it.
-    fn puppet() -> (Worker, WorkerEnd) {
-        let status = StatusReader::create().unwrap();
-        let (control, end) = channel::pair().unwrap();
-        let dup = || status.as_fd().try_clone_to_owned().unwrap();
-        let inherited = Inherited { control: dup(), ring_in: dup(), ring_out: dup(), status: dup() };
-        let process =
-            WorkerProcess::spawn(Path::new("/bin/true"), "puppet", inherited, &Visibility::default())
-                .unwrap();
-        let started = Started { process, control, status: Arc::new(status), memory_kills: 0 };
-        (Worker::new(0, 0..1, 1, started), end)
-    }
-
     fn offered(reason: &str) -> FromWorker {
         FromWorker::Offered(Err(reason.to_owned()))
     }
@@ -255,7 +236,7 @@ mod tests {
     /// A question is given up when another worker fails; its answer may come at any time, also after the next question.
     #[test]
     fn answers_to_questions_that_were_given_up_are_passed_over() {
-        let (worker, mut end) = puppet();
+        let (worker, mut end) = puppet(0);
         let ring = Ring::create(1, 64).unwrap();
         let mut logits = RingConsumer::attach(ring.dup().unwrap()).unwrap();
         let mut workers = [worker];

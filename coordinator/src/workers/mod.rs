@@ -67,8 +67,8 @@ struct Recipe {
     /// Of the model's file, as the coordinator has it open.
     file_stamp: Option<[i64; 4]>,
     exe: PathBuf,
-    /// Ring `i` leads into stage `i`, the last one out of the last stage. Those between workers outlive them: a new one takes the
-    /// ends of its predecessor over.
+    /// Ring `i` leads into stage `i`, the last one out of the last stage. One that another worker holds outlives a worker: the next
+    /// one takes the end of its predecessor over.
     rings: Vec<Ring>,
     /// How rows are to get from one GPU to the next.
     decided: Vec<Link>,
@@ -157,27 +157,56 @@ impl Workers {
 
     /// Starts a process for every stage whose worker does not hold its band any more, and tells which.
     fn respawn(&mut self, epoch: u64, replaced: &mut Vec<usize>) -> Result<(), WorkerError> {
-        let Workers { recipe, workers, links, tokens, logits } = self;
+        self.end_useless();
+        self.renew_rings()?;
+        let Workers { recipe, workers, links, .. } = self;
         for worker in workers {
-            if worker.state().holds_band() && worker.failure().is_none() {
+            if worker.state().holds_band() {
                 worker.epoch = epoch;
                 continue;
             }
-            worker.enter(Change::Ended, "it had not loaded when another one failed");
             let stage = worker.stage;
-            // Nobody else holds these rings any more. What has been written into them may make no sense, their counters included.
-            if stage == 0 {
-                recipe.renew(stage)?;
-                *tokens = recipe.tokens()?;
-            }
-            if stage + 1 == recipe.plan.stages.len() {
-                recipe.renew(stage + 1)?;
-                *logits = recipe.logits()?;
-            }
             worker.replace(epoch, recipe.start(stage)?);
             // Its links went with its predecessor.
             links.retain(|link| link.from != stage && link.from + 1 != stage);
             replaced.push(stage);
+        }
+        Ok(())
+    }
+
+    /// Ends every worker that does not hold its band any more, and the neighbours of one that has found a ring to make no sense: any of
+    /// them may have written there.
+    fn end_useless(&mut self) {
+        for worker in &mut self.workers {
+            if !worker.state().holds_band() || worker.failure().is_some() {
+                worker.enter(Change::Ended, "it had not loaded when another one failed");
+            }
+        }
+        let distrust = |worker: &Worker| worker.distrusts_rings.then_some(worker.stage);
+        let distrusted: Vec<usize> = self.workers.iter().filter_map(distrust).collect();
+        for worker in &mut self.workers {
+            if distrusted.iter().any(|stage| stage.abs_diff(worker.stage) == 1) {
+                worker.enter(Change::Ended, "a ring that it shares makes no sense");
+            }
+        }
+    }
+
+    /// Puts empty rings in the place of those that no worker holds: what has been written there may make no sense, the counters
+    /// included.
+    fn renew_rings(&mut self) -> Result<(), SetupError> {
+        let last = self.workers.len();
+        for index in 0..=last {
+            let mut ends = self.workers[index.saturating_sub(1)..last.min(index + 1)].iter();
+            if ends.any(|worker| worker.state().has_process()) {
+                continue;
+            }
+            self.recipe.rings[index] = make_ring(&self.recipe.plan, index)?;
+            if index == 0 {
+                self.tokens = self.recipe.tokens()?;
+            }
+            if index == last {
+                self.logits = self.recipe.logits()?;
+            }
         }
         Ok(())
     }
@@ -244,11 +273,7 @@ impl Workers {
 
     /// Why the pipeline does not serve any more, if so: of several failures the one closest to the cause.
     pub(crate) fn failure(&mut self) -> Option<WorkerError> {
-        self.workers.iter_mut().find_map(Worker::failure).map(|first| {
-            // The one that was found first may only have followed another one, whose word has arrived by now.
-            let others = self.workers.iter_mut().filter_map(Worker::failure);
-            others.fold(first, |best, other| if other.rank() > best.rank() { other } else { best })
-        })
+        worker::failure(&mut self.workers)
     }
 
     /// Ends the worker at the other end of a ring, for what came out of the ring.
@@ -314,12 +339,6 @@ fn make_ring(plan: &Plan, index: usize) -> Result<Ring, SetupError> {
 }
 
 impl Recipe {
-    /// Puts an empty ring in the place of one that no worker holds.
-    fn renew(&mut self, index: usize) -> Result<(), SetupError> {
-        self.rings[index] = make_ring(&self.plan, index)?;
-        Ok(())
-    }
-
     /// The coordinator's end of the first ring.
     fn tokens(&self) -> Result<RingProducer, SetupError> {
         Ok(RingProducer::attach(self.rings[0].dup()?)?)
