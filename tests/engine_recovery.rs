@@ -103,6 +103,28 @@ fn a_stopped_worker_is_found_and_replaced() {
     assert_eq!(children(), NOBODY);
 }
 
+/// Steps that a stopped worker has not taken fill its ring, and who is before it cannot send, whoever that is.
+#[test]
+fn a_stopped_worker_is_found_when_the_one_before_it_has_been_replaced() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("qwen3"));
+    let options = EngineOptions { steps_in_flight: Some(3), queue: Some(6), ..options() };
+    let request = PlacementRequest { parallel: Some(6), ..placement(3) };
+    let engine = try_start(&open(&file.path), &request, options).unwrap();
+    let undisturbed: Vec<_> =
+        requests().into_iter().map(|request| answer(&engine, request).token_ids).collect();
+    let running: Vec<_> = requests().into_iter().map(|request| submit(&engine, request)).collect();
+    running[0].tokens(3);
+    signal_worker(&engine, 1, Signal::SIGSTOP);
+    // Until all steps have come up to it.
+    std::thread::park_timeout(Duration::from_millis(200));
+    signal_worker(&engine, 0, Signal::SIGKILL);
+    assert_eq!(tokens(&running), undisturbed);
+    assert_eq!(engine.status().restarts, 2, "one was killed, one was stopped");
+    drop(engine);
+    assert_eq!(children(), NOBODY);
+}
+
 /// A pause that is shorter than the watchdog's patience is no failure.
 #[test]
 fn a_worker_that_goes_on_in_time_is_left_alone() {
@@ -350,7 +372,9 @@ fn workers_whose_ring_makes_no_sense_are_replaced() {
     assert_eq!(answer(&engine, request()).token_ids, undisturbed);
     let status = engine.status();
     let recovery = status.recovery.unwrap();
-    assert_eq!((recovery.code, recovery.stages, status.restarts), ("worker_failed", vec![1, 2], 2));
+    assert_eq!((recovery.code, recovery.attempts), ("worker_failed", 1));
+    // Stage 1 may have found it, too, and is then no more to be trusted with its other ring.
+    assert!(matches!(recovery.stages[..], [1, 2] | [0, 1, 2]), "{recovery:?}");
     drop(engine);
     assert_eq!(children(), NOBODY);
 }

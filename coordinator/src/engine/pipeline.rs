@@ -183,7 +183,9 @@ impl Pipeline {
             self.doubt = None;
             return Ok(());
         };
-        if !self.workers.is_stopped(silent.stage) {
+        // One that is stopped while it waits for room takes none that there is.
+        let stopped = (silent.first..=silent.stage).find(|&stage| self.workers.is_stopped(stage));
+        if stopped.is_none() {
             if !silent.hung {
                 return Ok(());
             }
@@ -196,7 +198,7 @@ impl Pipeline {
             }
         }
         self.doubt = None;
-        Err(self.workers.end_hung(silent.stage, silent.silence))
+        Err(self.workers.end_hung(stopped.unwrap_or(silent.stage), silent.silence))
     }
 
     /// Why the step under way may never come back, if it seems so.

@@ -154,13 +154,15 @@ impl Out<'_> {
         &mut self,
         write: impl FnOnce(&mut SlotWriter<'_>) -> Result<(), ProcessError>,
     ) -> Result<(), ProcessError> {
-        self.status.set_state(WorkerState::Sending);
         loop {
+            self.status.set_state(WorkerState::Sending);
             let start = Instant::now();
             let found = self.ring.wait(TICK)?;
             self.status.add(&Counters { wait_ns: nanoseconds(start), ..Counters::default() });
             match found {
                 Wait::Ready(mut slot) => {
+                    // What follows is its own work: it does not wait for the next stage any more.
+                    self.status.set_state(WorkerState::Stepping);
                     let start = Instant::now();
                     write(&mut slot)?;
                     slot.publish();
