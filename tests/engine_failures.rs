@@ -20,6 +20,7 @@ use std::fs::{OpenOptions, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -108,6 +109,30 @@ fn shutting_down_aborts_what_is_live_and_leaves_nothing() {
     engine.shutdown();
     drop(engine);
     assert_eq!(descriptors(), before);
+}
+
+/// Whoever hears of the end may ask for it, too, also from the engine's own thread while another one waits for that.
+#[test]
+fn an_event_callback_can_end_the_engine_while_another_thread_does() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("llama"));
+    let engine = start(&file.path, &placement(1));
+    let (heard, ends) = channel();
+    let again = engine.clone();
+    let sink = Box::new(move |event| {
+        if let GenerateEvent::Aborted(_) = event {
+            // By now the other thread waits.
+            std::thread::park_timeout(Duration::from_millis(100));
+            again.shutdown();
+        }
+        drop(heard.send(event));
+    });
+    engine.submit(greedy(&prompt(1, 20), 230), sink).unwrap();
+    let ending = std::thread::spawn(move || engine.shutdown());
+    let aborted = |event: &GenerateEvent| matches!(event, GenerateEvent::Aborted(_));
+    while !aborted(&ends.recv_timeout(Duration::from_secs(10)).expect("the engine ends")) {}
+    ending.join().unwrap();
+    assert_eq!(children(), NOBODY);
 }
 
 #[test]

@@ -12,12 +12,18 @@ use fixture::{
     prompt, signal_worker, start, submit, take_turn, tiny, try_start,
 };
 use nix::sys::signal::Signal;
-use spillway::engine::{EngineOptions, GenerateEvent, GenerateRequest, ScoreRequest};
+use spillway::engine::{Engine, EngineOptions, GenerateEvent, GenerateRequest, ScoreRequest};
 use spillway::planner::PlacementRequest;
 use spillway::sampler::SamplingParams;
 use spillway::workers::Lifecycle;
 use spillway_model::testing::TinyModel;
+use spillway_protocol::frame::{LogitsFrame, write_logits};
+use spillway_protocol::ring::{RingConsumer, RingProducer, Wait};
+use spillway_worker::args::WorkerArgs;
+use std::fs::{File, OpenOptions};
 use std::ops::ControlFlow;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
@@ -93,6 +99,28 @@ fn a_stopped_worker_is_found_and_replaced() {
         let detected = engine.status().recovery.unwrap().detect_ms;
         assert!(detected >= 1000.0, "a pause of less than a second is no failure: {detected} ms");
     }
+    drop(engine);
+    assert_eq!(children(), NOBODY);
+}
+
+/// Steps that a stopped worker has not taken fill its ring, and who is before it cannot send, whoever that is.
+#[test]
+fn a_stopped_worker_is_found_when_the_one_before_it_has_been_replaced() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("qwen3"));
+    let options = EngineOptions { steps_in_flight: Some(3), queue: Some(6), ..options() };
+    let request = PlacementRequest { parallel: Some(6), ..placement(3) };
+    let engine = try_start(&open(&file.path), &request, options).unwrap();
+    let undisturbed: Vec<_> =
+        requests().into_iter().map(|request| answer(&engine, request).token_ids).collect();
+    let running: Vec<_> = requests().into_iter().map(|request| submit(&engine, request)).collect();
+    running[0].tokens(3);
+    signal_worker(&engine, 1, Signal::SIGSTOP);
+    // Until all steps have come up to it.
+    std::thread::park_timeout(Duration::from_millis(200));
+    signal_worker(&engine, 0, Signal::SIGKILL);
+    assert_eq!(tokens(&running), undisturbed);
+    assert_eq!(engine.status().restarts, 2, "one was killed, one was stopped");
     drop(engine);
     assert_eq!(children(), NOBODY);
 }
@@ -248,6 +276,162 @@ fn a_worker_is_not_replaced_from_another_file() {
     );
     let status = engine.status();
     assert!(!status.ready && status.stages.iter().all(|stage| stage.state == "ended"), "{status:?}");
+    drop(engine);
+    assert_eq!(children(), NOBODY);
+}
+
+/// A ring between the engine and a worker that is stopped and cannot mend it.
+struct Nonsense {
+    stage: usize,
+    /// Puts the worker's end of its ring into that state.
+    act: fn(&Engine, File),
+    /// What the engine says of it.
+    words: &'static str,
+}
+
+fn answer_another_step(engine: &Engine, ring: File) {
+    let mut logits = RingProducer::attach(ring.into()).unwrap();
+    let Wait::Ready(mut slot) = logits.try_next().unwrap() else { panic!("no room") };
+    let about = LogitsFrame { epoch: engine.status().epoch, step: 99_999, first_row: 0, rows: 1, last: true };
+    let vocab = engine.plan().model.vocab;
+    write_logits(&mut slot, &about, vocab, &vec![0.0; vocab]).unwrap();
+    slot.publish();
+}
+
+/// The first page has the counters.
+fn overwrite(_: &Engine, ring: File) {
+    ring.write_all_at(&[0x5a; 4096], 0).unwrap();
+}
+
+fn close_producer(_: &Engine, ring: File) {
+    drop(RingProducer::attach(ring.into()).unwrap());
+}
+
+fn close_consumer(_: &Engine, ring: File) {
+    drop(RingConsumer::attach(ring.into()).unwrap());
+}
+
+/// What a worker that has gone wild leaves in a ring: it is named and replaced, the ring is another one, and the answer is whole.
+#[test]
+fn a_worker_whose_ring_makes_no_sense_is_replaced() {
+    const LAST: usize = 1;
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("qwen3"));
+    let engine = start(&file.path, &placement(LAST + 1));
+    let request = || greedy(&prompt(1, 20), 40);
+    let undisturbed = answer(&engine, request()).token_ids;
+    let table = [
+        Nonsense { stage: LAST, act: answer_another_step, words: "another step" },
+        Nonsense { stage: LAST, act: overwrite, words: "beyond the slots" },
+        Nonsense { stage: LAST, act: close_producer, words: "closed its ring" },
+        Nonsense { stage: 0, act: overwrite, words: "beyond the slots" },
+        Nonsense { stage: 0, act: close_consumer, words: "closed its ring" },
+    ];
+    let fds = WorkerArgs::standard(0);
+    for (nth, Nonsense { stage, act, words }) in table.into_iter().enumerate() {
+        let worker = pids(&engine)[stage];
+        let fd = if stage == LAST { fds.ring_out_fd } else { fds.ring_in_fd };
+        let ring = OpenOptions::new().read(true).write(true).open(format!("/proc/{worker}/fd/{fd}")).unwrap();
+        signal_worker(&engine, stage, Signal::SIGSTOP);
+        eventually("it is stopped", || engine.readiness().state == "stalled");
+        act(&engine, ring);
+        let running = submit(&engine, request());
+        let (code, message) = running
+            .events
+            .iter()
+            .find_map(|event| match event {
+                GenerateEvent::Recovering { code, message } => Some((code, message)),
+                _ => None,
+            })
+            .unwrap();
+        let named = message.contains(&format!("stage {stage}")) && message.contains(words);
+        assert!(code == "worker_protocol" && named, "{nth}: {code}: {message}");
+        assert_eq!(running.done().token_ids, undisturbed, "{nth}");
+        let status = engine.status();
+        assert_eq!(
+            (status.restarts, status.recovery.unwrap().stages),
+            (nth as u64 + 1, vec![stage]),
+            "{nth}"
+        );
+    }
+    drop(engine);
+    assert_eq!(children(), NOBODY);
+}
+
+/// The same between two workers: both are replaced, for either may have written there.
+#[test]
+fn workers_whose_ring_makes_no_sense_are_replaced() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("qwen3"));
+    let engine = start(&file.path, &placement(3));
+    let request = || greedy(&prompt(1, 20), 40);
+    let undisturbed = answer(&engine, request()).token_ids;
+    let worker = pids(&engine)[2];
+    let fd = WorkerArgs::standard(0).ring_in_fd;
+    overwrite(&engine, OpenOptions::new().write(true).open(format!("/proc/{worker}/fd/{fd}")).unwrap());
+    assert_eq!(answer(&engine, request()).token_ids, undisturbed);
+    let status = engine.status();
+    let recovery = status.recovery.unwrap();
+    assert_eq!((recovery.code, recovery.attempts), ("worker_failed", 1));
+    // Stage 1 may have found it, too, and is then no more to be trusted with its other ring.
+    assert!(matches!(recovery.stages[..], [1, 2] | [0, 1, 2]), "{recovery:?}");
+    drop(engine);
+    assert_eq!(children(), NOBODY);
+}
+
+/// Both workers die; one of the next two has loaded when the other one dies, too. Everything that was replaced is told of.
+#[test]
+fn a_recovery_tells_what_all_of_its_attempts_replaced() {
+    let _turn = take_turn();
+    let file = tiny(&TinyModel::new("qwen3"));
+    let folder = tempfile::tempdir().unwrap();
+    let [program, armed, go] = ["worker", "armed", "go"].map(|name| folder.path().join(name));
+    // Of the workers that start when it is armed, all but the first one wait.
+    let script = format!(
+        "#!/bin/sh\nif [ -e '{armed}' ] && ! mkdir '{armed}/first' 2>/dev/null; then\n\
+         while [ ! -e '{go}' ]; do sleep 0.02; done; fi\nexec '{worker}' \"$@\"\n",
+        armed = armed.display(),
+        go = go.display(),
+        worker = options().worker_exe.unwrap().display(),
+    );
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let options = EngineOptions { worker_exe: Some(program), ..options() };
+    let engine = try_start(&open(&file.path), &placement(2), options).unwrap();
+    let undisturbed = answer(&engine, greedy(&prompt(1, 20), 40)).token_ids;
+    std::fs::create_dir(&armed).unwrap();
+    let mut victims = pids(&engine);
+    let (sender, events) = channel();
+    // On the engine's thread, so that it finds both dead at once.
+    let sink = Box::new(move |event| {
+        for victim in victims.drain(..) {
+            let pid = i32::try_from(victim).unwrap();
+            nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+            eventually("it is dead", || {
+                std::fs::read_to_string(format!("/proc/{victim}/stat")).unwrap().contains(") Z ")
+            });
+        }
+        drop(sender.send(event));
+    });
+    engine.submit(greedy(&prompt(1, 20), 40), sink).unwrap();
+    let loaded = |engine: &Engine| {
+        let status = engine.status();
+        let at = |state| status.stages.iter().position(|stage| stage.lifecycle == state);
+        at(Lifecycle::Loaded).zip(at(Lifecycle::Spawning))
+    };
+    eventually("one has loaded", || loaded(&engine).is_some());
+    let (_, waiting) = loaded(&engine).unwrap();
+    signal_worker(&engine, waiting, Signal::SIGKILL);
+    std::fs::write(&go, "").unwrap();
+    let end = events.iter().find_map(|event| match event {
+        GenerateEvent::Done(completion) => Some(completion.token_ids),
+        GenerateEvent::Failed(error) => panic!("{error}"),
+        _ => None,
+    });
+    assert_eq!(end.unwrap(), undisturbed);
+    let status = engine.status();
+    let recovery = status.recovery.unwrap();
+    assert_eq!((recovery.stages, recovery.attempts, status.restarts), (vec![0, 1], 2, 3));
     drop(engine);
     assert_eq!(children(), NOBODY);
 }

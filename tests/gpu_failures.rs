@@ -446,3 +446,42 @@ fn a_lost_device_ends_requests_at_once_where_the_user_wants_that() {
     assert_eq!(rig.diag()["restarts"], 0);
     rig.daemon.finish();
 }
+
+/// A test of a link that takes long while the model is placed anew holds nobody up.
+#[test]
+fn requests_are_served_while_links_of_another_placement_are_tested() {
+    if !can_compile() {
+        return;
+    }
+    let mut rig = Rig::new(AMPLE, json!({"pp": 3, "vram_limit": "1GiB,1GiB,1GiB"}), &[]);
+    rig.daemon.main.send(support::ask("r", 400));
+    until_running(&mut rig.daemon.main, "r");
+    rig.take_away(&[1]);
+    // Devices 0 and 2 were no neighbours before.
+    let is_end_of_test = |pid: &u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.contains(spillway_worker_gpu::PROBE_SUBCOMMAND))
+    };
+    let mut found = None;
+    let started = Instant::now();
+    while found.is_none() {
+        assert!(started.elapsed() < support::PATIENCE, "no link was tested");
+        found = rig.daemon.workers().into_iter().find(is_end_of_test);
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    let probe = found.unwrap();
+    signal(probe, Signal::SIGSTOP);
+    let asked = Instant::now();
+    rig.daemon.main.send(json!({"type": "abort", "id": "r"}));
+    let (_, end) = rig.daemon.main.answer("r");
+    assert_eq!((&end["type"], &end["reason"]), (&json!("aborted"), &json!("client")), "{end}");
+    assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
+    let diag = rig.diag();
+    assert_eq!(diag["state"], "recovering", "{diag}");
+    rig.daemon.main.send(support::ask("next", 5));
+    signal(probe, Signal::SIGCONT);
+    assert_eq!(rig.daemon.main.answer("next").1["type"], "done");
+    let diag = rig.diag();
+    assert_eq!(diag["stages"][0]["link"], "peer", "{diag}");
+    rig.daemon.finish();
+}

@@ -149,8 +149,10 @@ fn a_file_that_is_truncated_while_it_is_served_does_not_end_the_daemon() {
 #[test]
 fn a_hangup_signal_reloads_after_what_runs_and_changes_nothing_when_the_file_is_refused() {
     let models = Models::new();
-    let (model, other) = (models.tiny(), models.other());
-    let mut daemon = Daemon::start(&[]);
+    let (model, other, log) = (models.tiny(), models.other(), models.path("log"));
+    let mut command = support::spillway(["daemon"]);
+    command.stderr(std::fs::File::create(&log).unwrap());
+    let mut daemon = Daemon::spawn(command);
     daemon.main.load(&model, json!({}));
     let before = daemon.workers();
     daemon.main.send(ask("running", 300));
@@ -163,6 +165,9 @@ fn a_hangup_signal_reloads_after_what_runs_and_changes_nothing_when_the_file_is_
     replace(&model, &broken(&models));
     let workers = daemon.workers();
     daemon.signal(Signal::SIGHUP);
+    eventually("the refusal is in the log", || {
+        std::fs::read_to_string(&log).unwrap().contains("the model was not loaded again")
+    });
     daemon.main.send(ask("later", 50));
     assert_eq!(daemon.main.answer("later").1["type"], "done");
     assert_eq!(daemon.workers(), workers);
@@ -207,31 +212,45 @@ fn requests_that_run_on_for_too_long_after_a_termination_signal_are_aborted() {
     assert_eq!(daemon.wait(), Some(0));
 }
 
-/// Sets how many descriptors a process may have, and gives back how many it might have before.
-fn limit_descriptors(pid: u32, limit: Option<u64>) -> Option<u64> {
+/// Sets how much of something a process may have, and gives back how much it might have before.
+fn limit(pid: u32, of: Resource, limit: Option<u64>) -> Option<u64> {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-    let now = rustix::process::getrlimit(Resource::Nofile);
-    prlimit(Some(pid), Resource::Nofile, Rlimit { current: limit, maximum: now.maximum }).unwrap().current
+    let now = rustix::process::getrlimit(of);
+    prlimit(Some(pid), of, Rlimit { current: limit, maximum: now.maximum }).unwrap().current
 }
 
-/// A worker dies while the coordinator can have no more descriptors: the next starts fail, later ones do not, and the answer is
-/// whole.
+/// A worker dies while the coordinator can have no more descriptors (`EMFILE`).
 #[test]
-fn a_worker_that_cannot_be_started_is_tried_again() {
+fn a_worker_that_cannot_be_started_for_want_of_descriptors_is_tried_again() {
+    starts_again_after_want_of(Resource::Nofile, |_| 8);
+}
+
+/// A worker dies while the coordinator can map no more memory (`ENOMEM`).
+#[test]
+fn a_worker_that_cannot_be_started_for_want_of_memory_is_tried_again() {
+    starts_again_after_want_of(Resource::As, |pid| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmSize:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    });
+}
+
+/// While there is no more of something than `held`, the starts of a worker fail; later ones do not, and the answer is whole.
+fn starts_again_after_want_of(what: Resource, held: fn(u32) -> u64) {
     let models = Models::new();
     let mut daemon = daemon_with_long_model(&models, json!({"cpu_workers": 2}));
     daemon.main.send(ask("whole", 400));
     let whole = daemon.main.answer("whole").0;
     daemon.main.send(ask("again", 400));
     until_running(&mut daemon.main, "again");
-    let before = limit_descriptors(daemon.pid(), Some(8));
+    let before = limit(daemon.pid(), what, Some(held(daemon.pid())));
     signal(daemon.workers()[1], Signal::SIGKILL);
     let mut first = String::new();
     let events = daemon.main.until(|event| event["code"] == "worker_setup_failed");
     for event in events.iter().filter(|event| event["type"] == "token") {
         first.push_str(event["text"].as_str().unwrap());
     }
-    limit_descriptors(daemon.pid(), before);
+    limit(daemon.pid(), what, before);
     let (rest, end) = daemon.main.answer("again");
     assert_eq!(end["type"], "done", "{end}");
     assert!(whole.ends_with(&(first + &rest)), "no token is missing and none comes twice");

@@ -23,7 +23,7 @@ pub enum WorkerState {
     Loading = 1,
     /// Waiting for a step frame.
     Idle = 2,
-    /// Computing a step.
+    /// Computing a step, or copying what came out of it.
     Stepping = 3,
     /// Waiting for room in the outgoing ring.
     Sending = 4,

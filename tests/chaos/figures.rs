@@ -12,6 +12,8 @@ const PARTS: [&str; 5] = ["detect_ms", "backoff_ms", "respawn_ms", "load_ms", "r
 #[derive(Debug, Default)]
 pub struct Figures {
     faults: BTreeMap<&'static str, usize>,
+    /// Times when there was no worker to do anything to.
+    missed: usize,
     crashes: usize,
     epoch: u64,
     recoveries: BTreeMap<&'static str, Vec<f64>>,
@@ -24,9 +26,13 @@ pub struct Figures {
 impl Figures {
     /// A fault was injected, or there was nobody to inject it into.
     pub fn count(&mut self, fault: Option<&Fault>) {
-        *self.faults.entry(fault.map_or("nothing: no worker was there", |fault| fault.name)).or_default() +=
-            1;
-        self.crashes += usize::from(fault.is_some_and(|fault| fault.is_crash));
+        match fault {
+            Some(fault) => {
+                *self.faults.entry(fault.name).or_default() += 1;
+                self.crashes += usize::from(fault.is_crash);
+            }
+            None => self.missed += 1,
+        }
     }
 
     /// Faults that look like the work of what was computed.
@@ -55,8 +61,9 @@ impl Figures {
             .collect();
         let sum = |part: fn(&Seen) -> usize| seen.iter().map(part).sum::<usize>();
         println!(
-            "chaos: {what}: {} faults, {} workers replaced, {} answers, none lost or changed, {} condemned, {} announced recoveries",
+            "chaos: {what}: {} faults, {} more found no worker, {} workers replaced, {} answers, none lost or changed, {} condemned, {} announced recoveries",
             self.faults.values().sum::<usize>(),
+            self.missed,
             diag["restarts"],
             latencies.len(),
             sum(|client| client.condemned),

@@ -156,11 +156,12 @@ fn faults_during_a_load_end_it_or_do_not_show() {
     let load = json!({"type": "load", "id": "l", "model": model, "params": {"cpu_workers": 3, "threads": 1}});
     daemon.main.load(&model, json!({"threads": 1}));
     let expected = clients::answer(&mut daemon.main, 3).0;
-    let mut ends = [0, 0];
+    let (mut ends, mut missed) = ([0, 0], 0);
     for _ in 0..setting("SPILLWAY_CHAOS_FAULTS", 25) {
         daemon.main.send(load.clone());
         std::thread::park_timeout(Duration::from_millis(dice.below(60)));
         let fault = disturb(&mut dice, daemon.pid());
+        missed += usize::from(fault.is_none());
         let end = daemon.main.until(|event| event["id"] == "l" && event["type"] != "loading").pop().unwrap();
         ends[usize::from(end["type"] == "loaded")] += 1;
         if end["type"] != "loaded" {
@@ -179,7 +180,10 @@ fn faults_during_a_load_end_it_or_do_not_show() {
             );
         }
     }
-    println!("chaos: loads under faults: {} loaded, {} ended with an error", ends[1], ends[0]);
+    println!(
+        "chaos: loads under faults: {} loaded, {} ended with an error; {missed} faults found no worker",
+        ends[1], ends[0]
+    );
     daemon.finish();
 }
 

@@ -351,10 +351,9 @@ impl Daemon {
         Self::spawn(command)
     }
 
-    /// Starts a daemon with a command made elsewhere.
+    /// Starts a daemon with a command made elsewhere, which says where its standard error goes.
     pub fn spawn(mut command: Command) -> Self {
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (stdin, stdout): (ChildStdin, _) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         Daemon { main: Conversation::new(stdin, stdout), child }
     }

@@ -39,7 +39,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 /// How often a connection is checked for a client that has gone away without a word. Requests that wait or compute write
 /// nothing, so a failing write cannot tell.
@@ -132,8 +132,10 @@ struct Daemon {
     ending: watch::Sender<Ending>,
     /// Connections, and the server of HTTP.
     clients: JoinSet<()>,
-    /// Loads that no client has asked for. Given up with the daemon, as those of clients are.
-    loads: JoinSet<Result<(), LoadError>>,
+    /// The model to begin with, while it is loaded. Given up with the daemon, as the loads of clients are.
+    first: JoinSet<Result<(), LoadError>>,
+    /// Loads that a signal has asked for.
+    reloads: JoinSet<()>,
     interrupted: bool,
     /// Why the first load failed.
     failed: Option<LoadError>,
@@ -147,14 +149,15 @@ impl Daemon {
             signals: Signals::new(options.drain_limit)?,
             ending: watch::Sender::new(Ending::Serving),
             clients: JoinSet::new(),
-            loads: JoinSet::new(),
+            first: JoinSet::new(),
+            reloads: JoinSet::new(),
             interrupted: false,
             failed: None,
         };
         if let Some(load) = options.load {
             // Before anybody can ask, so that all requests wait for it.
             let first = daemon.service.begin_first().await;
-            daemon.loads.spawn(load_first(daemon.service.clone(), first, load));
+            daemon.first.spawn(load_first(daemon.service.clone(), first, load));
         }
         if options.stdio {
             let stdout = io::stdout().as_fd().try_clone_to_owned()?;
@@ -177,17 +180,18 @@ impl Daemon {
             let draining = *self.ending.borrow() >= Ending::Draining;
             tokio::select! {
                 client = self.clients.join_next(), if !self.clients.is_empty() => {
-                    if let Some(Err(error)) = client {
-                        tracing::error!(%error, "a connection has panicked");
+                    if let Some(client) = client {
+                        tell_panic(client, "a connection");
                     }
                 }
                 stream = accept(listener.as_ref()), if !draining => self.serve_socket(stream),
-                Some(loaded) = self.loads.join_next() => {
+                Some(loaded) = self.first.join_next() => {
                     if let Err(error) = loaded.unwrap_or(Err(LoadError::Panicked)) {
                         self.failed = Some(error);
                         self.end(Ending::Stopping);
                     }
                 }
+                Some(reloaded) = self.reloads.join_next() => tell_panic(reloaded, "loading the model again"),
                 heard = self.signals.next(draining) => self.hear(heard, draining),
             }
             let listens = listener.is_some() && *self.ending.borrow() < Ending::Draining;
@@ -196,7 +200,7 @@ impl Daemon {
             }
         }
         drop(socket_file);
-        drop(self.loads);
+        drop((self.first, self.reloads));
         self.service.unload(std::future::ready(())).await;
         match self.failed {
             Some(error) => Err(error.into()),
@@ -211,9 +215,9 @@ impl Daemon {
                 tracing::warn!("the daemon is ending; the model is not loaded again");
             }
             // One that waits will find whatever has changed by then.
-            Heard::Reload if self.loads.len() > 1 => {}
+            Heard::Reload if self.first.len() + self.reloads.len() > 1 => {}
             Heard::Reload => {
-                self.loads.spawn(reload(self.service.clone()));
+                self.reloads.spawn(reload(self.service.clone()));
             }
             Heard::End { reached, interrupted } => {
                 self.interrupted |= interrupted;
@@ -259,7 +263,7 @@ async fn load_first(service: Arc<Service>, first: First, load: FirstLoad) -> Res
 }
 
 /// Loads the model again, as the `reload` message does, and tells the log. That it fails is no reason to end.
-async fn reload(service: Arc<Service>) -> Result<(), LoadError> {
+async fn reload(service: Arc<Service>) {
     match service.reload(std::future::ready(()), |_| {}).await {
         Ok(resident) => {
             let model = &resident.engine.plan().model.path;
@@ -267,7 +271,13 @@ async fn reload(service: Arc<Service>) -> Result<(), LoadError> {
         }
         Err(error) => tracing::error!(code = error.code(), "the model was not loaded again: {error}"),
     }
-    Ok(())
+}
+
+/// A task has ended: says so if it did in a way that it should not. The daemon goes on.
+fn tell_panic(ended: Result<(), JoinError>, what: &str) {
+    if let Err(error) = ended {
+        tracing::error!(%error, "{what} has panicked");
+    }
 }
 
 /// The next client; never without a listener.
@@ -294,5 +304,40 @@ pub(crate) async fn hangup(fd: impl AsFd, also: PollFlags) {
         if poll(&mut [PollFd::new(fd.as_fd(), also)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0) {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+
+    /// A defect in a load that a signal has asked for is told to the log; clients do not notice.
+    #[tokio::test]
+    async fn a_reload_that_panics_does_not_end_the_daemon() {
+        let options = DaemonOptions {
+            stdio: false,
+            listen: None,
+            http: None,
+            load: None,
+            drain_limit: Duration::ZERO,
+            config: ConfigFile::default(),
+        };
+        let mut daemon = Daemon::start(options).await.unwrap();
+        daemon.reloads.spawn(async { panic!("a defect") });
+        let (mut client, end) = tokio::io::duplex(1 << 12);
+        let (from, to) = tokio::io::split(end);
+        let (fd, _hears) = std::os::unix::net::UnixStream::pair().unwrap();
+        daemon.serve_client(from, to, fd.into());
+        let serving = tokio::spawn(daemon.serve(None));
+        let (hears, mut says) = tokio::io::split(&mut client);
+        let mut lines = BufReader::new(hears).lines();
+        for _ in 0..3 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            says.write_all(b"{\"type\":\"ping\"}\n").await.unwrap();
+            assert!(lines.next_line().await.unwrap().unwrap().contains("pong"));
+        }
+        drop(client);
+        assert_eq!(serving.await.unwrap().unwrap(), DaemonEnd::Drained);
     }
 }

@@ -55,7 +55,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, ThreadId};
 
 /// Choices that are neither placement nor request.
 #[derive(Debug, Clone, Default)]
@@ -90,7 +90,9 @@ struct Inner {
     mailbox: Arc<Mailbox>,
     shared: Arc<Shared>,
     next_id: AtomicU64,
+    /// The engine's thread, until someone waits for its end.
     thread: Mutex<Option<JoinHandle<()>>>,
+    thread_id: ThreadId,
 }
 
 impl Engine {
@@ -196,11 +198,13 @@ impl Engine {
 impl Inner {
     fn shutdown(&self) {
         let _ = self.mailbox.push(Command::Shutdown);
+        // Before the lock, which whoever waits for this thread holds.
+        if std::thread::current().id() == self.thread_id {
+            return;
+        }
+        // Held until the end, so that everyone who asks for it waits for it.
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
-        if thread.as_ref().is_some_and(|thread| !own(thread))
-            && let Some(thread) = thread.take()
-        {
+        if let Some(thread) = thread.take() {
             // The thread catches its own panics and says what it has to say through events.
             let _ = thread.join();
         }

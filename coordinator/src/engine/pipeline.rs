@@ -1,7 +1,7 @@
 //! The workers as one function: steps go in, logits come out in the same order.
 
 use super::watchdog::{Awaited, Watchdog};
-use crate::workers::{Link, LoadWatcher, ReviveTimes, WorkerError, WorkerView, Workers};
+use crate::workers::{Edge, Link, LoadWatcher, Revival, WorkerError, WorkerView, Workers};
 use spillway_protocol::frame::{self, FrameError, FrameLimits, StepFrame};
 use spillway_protocol::ring::{RingError, Wait};
 use std::collections::VecDeque;
@@ -88,12 +88,12 @@ impl Pipeline {
         &mut self,
         fill: impl FnOnce(u64, u64, &mut StepFrame, &mut Vec<u32>) -> Result<bool, FrameError>,
     ) -> Result<bool, WorkerError> {
-        if !fill(self.epoch, self.step, &mut self.frame, &mut self.ids).map_err(unusable)? {
+        if !fill(self.epoch, self.step, &mut self.frame, &mut self.ids).map_err(WorkerError::Unsendable)? {
             return Ok(false);
         }
         self.under_way.push_back(Awaited { step: self.step, tokens: self.ids.len() });
         while let Err(trouble) = self.write() {
-            self.explain(trouble)?;
+            self.explain(trouble, Edge::Tokens)?;
         }
         self.step += 1;
         Ok(true)
@@ -102,7 +102,7 @@ impl Pipeline {
     fn write(&mut self) -> Result<(), Trouble> {
         match self.workers.tokens.wait(LOOK)? {
             Wait::Ready(mut slot) => {
-                frame::write_tokens(&mut slot, &self.frame, &self.ids)?;
+                frame::write_tokens(&mut slot, &self.frame, &self.ids).map_err(Trouble::Unsendable)?;
                 slot.publish();
                 Ok(())
             }
@@ -126,7 +126,7 @@ impl Pipeline {
                 Ok(Collected::Step)
             }
             Ok(collected) => Ok(collected),
-            Err(trouble) => self.explain(trouble).map(|()| Collected::Nothing),
+            Err(trouble) => self.explain(trouble, Edge::Logits).map(|()| Collected::Nothing),
         }
     }
 
@@ -158,17 +158,21 @@ impl Pipeline {
         Ok(if about.last { Collected::Step } else { Collected::Rows })
     }
 
-    /// Whether a ring's trouble means that the pipeline is over, and why.
-    fn explain(&mut self, trouble: Trouble) -> Result<(), WorkerError> {
+    /// Whether a ring's trouble means that the pipeline is over, and why. Who has brought it about does not serve any more.
+    fn explain(&mut self, trouble: Trouble, edge: Edge) -> Result<(), WorkerError> {
         match trouble {
             Trouble::Silence => self.check().and_then(|()| self.watch()),
             // The word of the worker at the other end may take a moment to arrive.
-            Trouble::Closed => Err(self.workers.await_failure(Duration::from_secs(1))),
+            Trouble::Closed => Err(self.workers.await_failure(edge, Duration::from_secs(1))),
             // A ring whose shared words make no sense: a dying worker explains it better than the ring does.
-            Trouble::Ring(error) => {
-                Err(self.workers.failure().unwrap_or(WorkerError::Frame(error.to_string())))
+            Trouble::Ring(error) => Err(match self.workers.failure() {
+                Some(failure) => failure,
+                None => self.workers.end_at(edge, error.to_string()),
+            }),
+            Trouble::Frame(error) => {
+                Err(self.workers.end_at(edge, format!("it wrote a frame that cannot be used: {error}")))
             }
-            Trouble::Frame(error) => Err(unusable(error)),
+            Trouble::Unsendable(error) => Err(WorkerError::Unsendable(error)),
         }
     }
 
@@ -179,7 +183,9 @@ impl Pipeline {
             self.doubt = None;
             return Ok(());
         };
-        if !self.workers.is_stopped(silent.stage) {
+        // One that is stopped while it waits for room takes none that there is.
+        let stopped = (silent.first..=silent.stage).find(|&stage| self.workers.is_stopped(stage));
+        if stopped.is_none() {
             if !silent.hung {
                 return Ok(());
             }
@@ -192,7 +198,7 @@ impl Pipeline {
             }
         }
         self.doubt = None;
-        Err(self.workers.end_hung(silent.stage, silent.silence))
+        Err(self.workers.end_hung(stopped.unwrap_or(silent.stage), silent.silence))
     }
 
     /// Why the step under way may never come back, if it seems so.
@@ -204,21 +210,21 @@ impl Pipeline {
         ))
     }
 
-    /// Replaces workers that have failed and begins a new epoch: steps under way are forgotten. The numbers of the stages
-    /// that were replaced; after an error the call can be made again.
+    /// Replaces workers that have failed and begins a new epoch: steps under way are forgotten. After an error the call can be
+    /// made again.
     pub(super) fn revive(
         &mut self,
         epoch: u64,
         watcher: &mut dyn LoadWatcher,
-        times: &mut ReviveTimes,
-    ) -> Result<Vec<usize>, WorkerError> {
+        revival: &mut Revival,
+    ) -> Result<(), WorkerError> {
         self.under_way.clear();
         self.watchdog.rest();
         self.doubt = None;
         self.epoch = epoch;
-        let replaced = self.workers.revive(epoch, watcher, times);
+        let revived = self.workers.revive(epoch, watcher, revival);
         self.alive = Instant::now();
-        replaced
+        revived
     }
 
     /// Whether every worker is still there.
@@ -276,11 +282,6 @@ impl Pipeline {
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "used as a mapping of errors")]
-fn unusable(error: FrameError) -> WorkerError {
-    WorkerError::Frame(error.to_string())
-}
-
 /// Why a ring gave nothing.
 #[derive(Debug, thiserror::Error)]
 enum Trouble {
@@ -290,6 +291,8 @@ enum Trouble {
     Closed,
     #[error(transparent)]
     Ring(#[from] RingError),
-    #[error(transparent)]
+    #[error("a frame that cannot be read: {0}")]
     Frame(#[from] FrameError),
+    #[error("a frame that cannot be written: {0}")]
+    Unsendable(FrameError),
 }

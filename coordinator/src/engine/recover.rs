@@ -7,13 +7,16 @@
 use super::driver::{Driver, Next};
 use super::mailbox::Command;
 use super::recovery::{Replaying, ms};
+use super::relocate::Replan;
 use super::request::RequestError;
 use super::start::next_epoch;
 use super::supervisor::Verdict;
-use crate::workers::{LoadProgress, LoadWatcher, ReviveTimes, WorkerError, WorkerView};
+use crate::workers::{LoadProgress, LoadWatcher, Revival, WorkerError, WorkerView};
 use nix::poll::{PollFd, PollFlags, poll};
 use spillway_protocol::jsonl::Recovery;
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest sleep during a wait, in milliseconds.
@@ -22,18 +25,37 @@ const TICK: u8 = 20;
 /// What has been done about a failure so far.
 #[derive(Debug, Default)]
 pub(super) struct Attempts {
+    /// Of the failure that began it.
+    code: &'static str,
+    detect: Duration,
     count: u32,
     pub backoff: Duration,
     pub replan: Duration,
-    pub times: ReviveTimes,
+    respawn: Duration,
+    pub load: Duration,
+    /// Workers that took another one's place.
+    restarts: usize,
+    /// Where they are.
+    stages: BTreeSet<usize>,
 }
 
-/// A pipeline that serves again.
+/// What can be done about a failure.
 #[derive(Debug)]
-pub(super) struct Revived {
-    pub epoch: u64,
-    /// Whose workers were replaced.
-    pub stages: Vec<usize>,
+enum Remedy {
+    /// Other workers take the place of those that have failed.
+    Replace,
+    /// The model is placed anew.
+    Relocate(Arc<dyn Replan>),
+}
+
+impl Remedy {
+    /// The end of a sentence about a failure.
+    fn words(&self) -> &'static str {
+        match self {
+            Remedy::Replace => "it is replaced",
+            Remedy::Relocate(_) => "the model is placed anew",
+        }
+    }
 }
 
 /// Why an attempt did not succeed.
@@ -48,31 +70,29 @@ pub(super) enum Setback {
 impl Driver {
     /// Replaces what has failed, as often as it takes, or gives up and ends every request.
     pub(super) fn recover(&mut self, mut error: WorkerError) -> Next {
-        let unnoticed = self.pipeline.as_ref().map_or(Duration::ZERO, |pipeline| pipeline.unnoticed(&error));
-        let code = error.code();
-        let mut attempts = Attempts::default();
+        let detect = self.pipeline.as_ref().map_or(Duration::ZERO, |pipeline| pipeline.unnoticed(&error));
+        let mut attempts = Attempts { code: error.code(), detect, ..Attempts::default() };
         loop {
             // One event has one cause: a request that is ended for it, or else the worker or its device.
             let condemned = self.board.rewind(&error);
             let gone = self.loses_device(&error, condemned);
-            let delay = match self.verdict(&error, condemned, gone) {
-                Ok(delay) => delay,
+            let verdict = self.delay(&error, condemned).and_then(|delay| Ok((delay, self.remedy(gone)?)));
+            let (delay, remedy) = match verdict {
+                Ok(verdict) => verdict,
                 Err(end) => {
                     self.fail(&end);
                     return Next::GoOn;
                 }
             };
-            // Without a pipeline, the last attempt was on another placement, which did not start either.
-            let elsewhere = gone || self.pipeline.is_none();
-            self.announce(&error, if elsewhere { "the model is placed anew" } else { "it is replaced" });
+            self.announce(&error, remedy.words());
             attempts.count += 1;
-            let outcome = match elsewhere {
-                true => self.relocate(delay, &mut attempts),
-                false => self.replace(delay, &mut attempts),
+            let outcome = match remedy {
+                Remedy::Replace => self.replace(delay, &mut attempts),
+                Remedy::Relocate(replan) => self.relocate(replan, delay, &mut attempts),
             };
             match outcome {
-                Ok(Some(revived)) => {
-                    self.recovered(revived, Recovery { code, detect_ms: ms(unnoticed), ..attempts.record() });
+                Ok(Some(epoch)) => {
+                    self.recovered(epoch, &attempts);
                     return Next::GoOn;
                 }
                 Ok(None) => return Next::Stop,
@@ -86,26 +106,29 @@ impl Driver {
     }
 
     /// How long to wait before the next start, or why there is none.
-    fn verdict(
-        &mut self,
-        error: &WorkerError,
-        condemned: bool,
-        gone: bool,
-    ) -> Result<Duration, RequestError> {
+    fn delay(&mut self, error: &WorkerError, condemned: bool) -> Result<Duration, RequestError> {
         if condemned {
             self.supervisor.explained();
             return Ok(Duration::ZERO);
         }
         match self.supervisor.judge(Instant::now()) {
-            Verdict::Restart(_) if gone && self.relocation.replan.is_none() => {
-                Err(RequestError::device_lost(
-                    &self.relocation.losses.words(),
-                    "the model is not to be placed anew (supervision.device_lost)",
-                ))
-            }
             Verdict::Restart(delay) if !error.is_final() => Ok(delay),
             _ => Err(RequestError::given_up(error, self.supervisor.recent())),
         }
+    }
+
+    /// What to do, when a device is `gone` or not, or why there is nothing.
+    fn remedy(&self, gone: bool) -> Result<Remedy, RequestError> {
+        // Without a pipeline, the last attempt was on another placement, which did not start either.
+        if !gone && self.pipeline.is_some() {
+            return Ok(Remedy::Replace);
+        }
+        self.relocation.replan.clone().map(Remedy::Relocate).ok_or_else(|| {
+            RequestError::device_lost(
+                &self.relocation.losses.words(),
+                "the model is not to be placed anew (supervision.device_lost)",
+            )
+        })
     }
 
     /// Tells everyone that something is being done about a failure.
@@ -121,17 +144,16 @@ impl Driver {
     }
 
     /// Requests go on: says so, and how long it took.
-    fn recovered(&mut self, Revived { epoch, stages }: Revived, recovery: Recovery) {
+    fn recovered(&mut self, epoch: u64, attempts: &Attempts) {
         let (views, links) =
             self.pipeline.iter().map(|it| (it.views(), it.links())).next().unwrap_or_default();
-        self.shared.set_recovered(views, links, epoch, stages.len());
+        self.shared.set_recovered(views, links, epoch, attempts.restarts);
         self.supervisor.recovered(Instant::now());
-        let recovery = Recovery { epoch, stages, ..recovery };
-        self.replaying = Some(Replaying { since: Instant::now(), recovery });
+        self.replaying = Some(Replaying { since: Instant::now(), recovery: attempts.record(epoch) });
     }
 
-    /// Waits, then revives the pipeline; none when the engine is to stop.
-    fn replace(&mut self, delay: Duration, attempts: &mut Attempts) -> Result<Option<Revived>, Setback> {
+    /// Waits, then revives the pipeline; its new epoch, or none when the engine is to stop.
+    fn replace(&mut self, delay: Duration, attempts: &mut Attempts) -> Result<Option<u64>, Setback> {
         // Taken out, so that commands can be served while it loads.
         let Some(mut pipeline) = self.pipeline.take() else { return Ok(None) };
         if !delay.is_zero() {
@@ -140,15 +162,16 @@ impl Driver {
         }
         let mut meanwhile = Meanwhile::new(self);
         attempts.backoff += meanwhile.pause(delay);
-        let epoch = next_epoch();
+        let (epoch, mut revival) = (next_epoch(), Revival::default());
         let revived = match meanwhile.stops() {
             true => Err(WorkerError::GivenUp),
-            false => pipeline.revive(epoch, &mut meanwhile, &mut attempts.times),
+            false => pipeline.revive(epoch, &mut meanwhile, &mut revival),
         };
         let stop = meanwhile.stops();
         self.pipeline = Some(pipeline);
+        attempts.add(revival);
         match revived {
-            Ok(stages) => Ok(Some(Revived { epoch, stages })),
+            Ok(()) => Ok(Some(epoch)),
             Err(_) if stop => Ok(None),
             Err(error) => Err(Setback::Worker(error)),
         }
@@ -156,13 +179,32 @@ impl Driver {
 }
 
 impl Attempts {
-    fn record(&self) -> Recovery {
+    /// Adds what one of them did.
+    fn add(&mut self, Revival { respawn, load, replaced }: Revival) {
+        self.respawn += respawn;
+        self.load += load;
+        self.restarts += replaced.len();
+        self.stages.extend(replaced);
+    }
+
+    /// All workers are those of another placement with so many stages.
+    pub(super) fn relocated(&mut self, stages: usize) {
+        self.restarts += stages;
+        self.stages = (0..stages).collect();
+    }
+
+    /// All but the time until sequences are where they were.
+    fn record(&self, epoch: u64) -> Recovery {
         Recovery {
+            epoch,
+            code: self.code,
+            stages: self.stages.iter().copied().collect(),
             attempts: self.count,
+            detect_ms: ms(self.detect),
             backoff_ms: ms(self.backoff),
             replan_ms: ms(self.replan),
-            respawn_ms: ms(self.times.respawn),
-            load_ms: ms(self.times.load),
+            respawn_ms: ms(self.respawn),
+            load_ms: ms(self.load),
             ..Recovery::default()
         }
     }

@@ -5,14 +5,14 @@
 
 use super::driver::Driver;
 use super::pipeline::Pipeline;
-use super::recover::{Attempts, Meanwhile, Revived, Setback};
+use super::recover::{Attempts, Meanwhile, Setback};
 use super::request::RequestError;
 use super::start::{depth, next_epoch};
 use super::supervisor::WINDOW;
 use crate::cards::{CardLocks, LockError};
 use crate::devices::SearchError;
 use crate::planner::Refusal;
-use crate::workers::{WorkerError, Workers};
+use crate::workers::{Link, WorkerError, Workers, decide_links};
 use spillway_model::gguf::FileStamp;
 use spillway_protocol::frame::FrameLimits;
 use spillway_protocol::plan::{Execution, GpuDevice, Plan, Stage};
@@ -20,6 +20,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -73,6 +74,14 @@ pub trait Replan: fmt::Debug + Send + Sync {
     /// # Errors
     /// There is none.
     fn replan(&self, lost: &[GpuDevice]) -> Result<Placed, ReplanError>;
+}
+
+/// A placement that can be started.
+#[derive(Debug)]
+struct Found {
+    placed: Placed,
+    /// How rows are to get from one GPU to the next.
+    links: Vec<Link>,
 }
 
 /// What it takes to start the pipeline elsewhere.
@@ -148,16 +157,15 @@ impl Driver {
         }
     }
 
-    /// Ends what is left of the pipeline, finds another placement and starts on it; none when the engine is to stop.
+    /// Ends what is left of the pipeline, finds another placement and starts on it; the new epoch, or none when the engine is to
+    /// stop.
     pub(super) fn relocate(
         &mut self,
+        replan: Arc<dyn Replan>,
         delay: Duration,
         attempts: &mut Attempts,
-    ) -> Result<Option<Revived>, Setback> {
+    ) -> Result<Option<u64>, Setback> {
         let lost = self.relocation.losses.words();
-        let Some(replan) = self.relocation.replan.clone() else {
-            return Err(Setback::Final(RequestError::device_lost(&lost, "nobody can place the model anew")));
-        };
         // What is left of it holds memory of the other devices.
         if let Some(pipeline) = self.pipeline.take() {
             pipeline.give_up("a device is lost, and the model is placed anew");
@@ -165,22 +173,29 @@ impl Driver {
         }
         let mut meanwhile = Meanwhile::new(self);
         attempts.backoff += meanwhile.pause(delay);
+        if meanwhile.stops() {
+            return Ok(None);
+        }
         let began = Instant::now();
-        let placed = meanwhile.find(replan);
+        let found = meanwhile.find(replan);
         attempts.replan += began.elapsed();
-        let Some(Placed { plan, cards }) = placed? else { return Ok(None) };
+        let Some(Found { placed: Placed { plan, cards }, links }) = found? else { return Ok(None) };
         let (epoch, began) = (next_epoch(), Instant::now());
-        let workers = meanwhile.start(plan, epoch);
-        attempts.times.load += began.elapsed();
+        let workers = meanwhile.start(plan, links, epoch);
+        attempts.load += began.elapsed();
         match workers {
             Err(_) if meanwhile.stops() => Ok(None),
             Err(error) => Err(Setback::Worker(error)),
-            Ok(workers) => Ok(Some(self.settle(cards, workers, epoch, &lost))),
+            Ok(workers) => {
+                self.settle(cards, workers, epoch, &lost);
+                attempts.relocated(self.plan.stages.len());
+                Ok(Some(epoch))
+            }
         }
     }
 
     /// Goes on with the placement that has been started.
-    fn settle(&mut self, cards: CardLocks, workers: Workers, epoch: u64, lost: &str) -> Revived {
+    fn settle(&mut self, cards: CardLocks, workers: Workers, epoch: u64, lost: &str) {
         let plan = self.plan.clone();
         self.limits = FrameLimits::new(&plan.limits, plan.model.d_model, plan.model.vocab);
         self.steps_in_flight = depth(self.steps_asked, &plan);
@@ -193,9 +208,7 @@ impl Driver {
         self.board.tell_recovering("device_replanned", &message);
         self.board.resettle(self.limits, self.steps_in_flight);
         self.pipeline = Some(Pipeline::new(workers, self.limits, epoch));
-        let stages = (0..plan.stages.len()).collect();
         self.shared.set_placement(plan, cards, self.limits.kv_blocks);
-        Revived { epoch, stages }
     }
 }
 
@@ -215,18 +228,26 @@ fn places(plan: &Plan) -> String {
 
 impl Meanwhile<'_> {
     /// Starts the workers of another plan, which is the engine's from now on: whatever fails is named by its stages.
-    fn start(&mut self, plan: Plan, epoch: u64) -> Result<Workers, WorkerError> {
+    fn start(&mut self, plan: Plan, links: Vec<Link>, epoch: u64) -> Result<Workers, WorkerError> {
         let driver = self.driver();
         let (exe, file_stamp) = (driver.relocation.exe.clone(), driver.relocation.file_stamp);
         driver.plan = Arc::new(plan.clone());
-        Workers::start(plan, file_stamp, exe, epoch, self)
+        Workers::start(plan, links, file_stamp, exe, epoch, self)
     }
 
-    /// Lets `replan` search on a thread of its own; none when the engine is to stop, and then the search ends by itself.
-    fn find(&mut self, replan: Arc<dyn Replan>) -> Result<Option<Placed>, Setback> {
-        let lost = self.driver().relocation.losses.gone.clone();
-        let words = self.driver().relocation.losses.words();
-        let search = move || replan.replan(&lost);
+    /// Lets `replan` search, and links be tested, on a thread of its own; none when the engine is to stop, and then the search ends by
+    /// itself.
+    fn find(&mut self, replan: Arc<dyn Replan>) -> Result<Option<Found>, Setback> {
+        let Relocation { exe, losses, .. } = &self.driver().relocation;
+        let (exe, lost, words) = (exe.clone(), losses.gone.clone(), losses.words());
+        let given_up = Arc::new(AtomicBool::new(false));
+        let is_given_up = given_up.clone();
+        let search = move || {
+            let placed = replan.replan(&lost)?;
+            // Tests take memory of devices that may be another model's by then.
+            let tested = (!is_given_up.load(Relaxed)).then(|| decide_links(&placed.plan, &exe));
+            Ok(Found { placed, links: tested.unwrap_or_default() })
+        };
         let thread = std::thread::Builder::new().name("replan".into()).spawn(search);
         let thread = match thread {
             Ok(thread) => thread,
@@ -234,12 +255,13 @@ impl Meanwhile<'_> {
         };
         while !thread.is_finished() {
             if self.serve().is_break() {
+                given_up.store(true, Relaxed);
                 return Ok(None);
             }
             self.wait();
         }
         match thread.join() {
-            Ok(Ok(placed)) => Ok(Some(placed)),
+            Ok(Ok(found)) => Ok(Some(found)),
             Ok(Err(ReplanError::Unseen(reason))) => Err(Setback::Worker(WorkerError::Unseen(reason))),
             Ok(Err(error)) => Err(Setback::Final(RequestError::device_lost(
                 &words,

@@ -12,7 +12,7 @@ use super::{Engine, EngineError, EngineOptions, Inner};
 use crate::devices::THIS_PROGRAM;
 use crate::open::LoadedModel;
 use crate::planner::steps_in_flight;
-use crate::workers::{LoadProgress, LoadWatcher, WorkerError, WorkerView, Workers};
+use crate::workers::{LoadProgress, LoadWatcher, WorkerError, WorkerView, Workers, decide_links};
 use spillway_model::gguf::FileStamp;
 use spillway_protocol::frame::FrameLimits;
 use spillway_protocol::plan::Plan;
@@ -69,8 +69,8 @@ pub(super) fn start(
         match event {
             News::Progress(event) => progress(event),
             News::Ready(shared) => {
-                let thread = Mutex::new(Some(thread));
-                let inner = Inner { model, mailbox, shared, next_id: AtomicU64::new(1), thread };
+                let (thread_id, thread) = (thread.thread().id(), Mutex::new(Some(thread)));
+                let inner = Inner { model, mailbox, shared, next_id: AtomicU64::new(1), thread, thread_id };
                 return Ok(Engine { inner: Arc::new(inner) });
             }
             News::Failed(error) => {
@@ -117,7 +117,8 @@ impl Launch {
     fn run(self, news: &Sender<News>) {
         let epoch = next_epoch();
         let exe = self.options.worker_exe.clone().unwrap_or_else(|| PathBuf::from(THIS_PROGRAM));
-        match Workers::start(self.plan.clone(), self.file_stamp, exe.clone(), epoch, &mut Starting { news }) {
+        let (plan, links) = (self.plan.clone(), decide_links(&self.plan, &exe));
+        match Workers::start(plan, links, self.file_stamp, exe.clone(), epoch, &mut Starting { news }) {
             Ok(workers) => self.serve(workers, exe, epoch, news),
             Err(error) => drop(news.send(News::Failed(error))),
         }

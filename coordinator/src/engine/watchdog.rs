@@ -22,6 +22,8 @@ const KINDS: usize = 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Silent {
     pub stage: usize,
+    /// The first of the stages before it that wait for it; itself when none does.
+    pub first: usize,
     pub silence: Duration,
     /// Longer than a worker that computes would be.
     pub hung: bool,
@@ -61,8 +63,16 @@ impl Watchdog {
         workers: impl Iterator<Item = Status>,
     ) -> Option<Silent> {
         let asleep = self.looked.replace(now).is_some_and(|last| now.duration_since(last) > ASLEEP);
-        // The stage that has the step in hand, or should have taken it.
-        let (stage, status) = workers.enumerate().find(|(_, status)| !has_done(status, awaited.step))?;
+        // The stage that has the step in hand, or should have taken it. One that waits for room waits for the next one, which may
+        // still be at an older step.
+        let mut late = workers.enumerate().skip_while(|(_, status)| has_done(status, awaited.step));
+        let (first, mut status) = late.next()?;
+        let mut stage = first;
+        while status.state == Some(WorkerState::Sending)
+            && let Some(next) = late.next()
+        {
+            (stage, status) = next;
+        }
         let seen = Pulse {
             stage,
             step: status.step,
@@ -81,7 +91,7 @@ impl Watchdog {
         };
         let silence = now.duration_since(last.since);
         let hung = silence > self.limit(awaited.tokens);
-        (silence > SHORTEST).then_some(Silent { stage, silence, hung })
+        (silence > SHORTEST).then_some(Silent { stage, first, silence, hung })
     }
 
     /// A step came back; `look` is the longest silence that nobody looked into.
@@ -177,6 +187,17 @@ mod tests {
     fn a_worker_that_does_not_take_its_step_is_the_one_that_hangs() {
         let (hung, _) = still(&mut trained(), DECODE, [worker(4, 7, WorkerState::Idle), done(4)], 5).unwrap();
         assert_eq!(hung.stage, 0);
+    }
+
+    /// With more steps under way than there is room for, one that hangs holds others up before their part of the step that is due.
+    #[test]
+    fn a_worker_that_takes_nothing_is_the_one_that_hangs_and_not_who_waits_for_room() {
+        let (waits, next) = (worker(5, 7, WorkerState::Sending), worker(3, 2, WorkerState::Stepping));
+        let (hung, _) = still(&mut trained(), DECODE, [waits, next], 5).unwrap();
+        assert_eq!((hung.first, hung.stage), (0, 1));
+        // Nobody waits for the last one's logits but this process.
+        let (hung, _) = still(&mut trained(), DECODE, [done(5), waits], 5).unwrap();
+        assert_eq!((hung.first, hung.stage), (1, 1));
     }
 
     #[test]

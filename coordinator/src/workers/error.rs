@@ -2,6 +2,7 @@
 
 use spillway_protocol::ShmError;
 use spillway_protocol::channel::ChannelError;
+use spillway_protocol::frame::FrameError;
 use spillway_protocol::ring::RingError;
 use spillway_protocol::status::StatusError;
 use std::fmt;
@@ -147,9 +148,9 @@ pub enum WorkerError {
         /// How.
         ending: Ending,
     },
-    /// A frame came back that does not belong to what was sent.
-    #[error("the last worker returned a frame that cannot be used: {0}")]
-    Frame(String),
+    /// The coordinator could not write the next step down; no worker is to blame.
+    #[error("the next step could not be composed: {0}; this is a defect, please report it")]
+    Unsendable(FrameError),
 }
 
 /// Codes of workers that a program may act on; any other is told as `worker_failed`, its sentence as it is.
@@ -167,9 +168,8 @@ impl WorkerError {
         match self {
             WorkerError::Setup(_) => "worker_setup_failed",
             WorkerError::Spawn { .. } => "worker_spawn_failed",
-            WorkerError::Version { .. } | WorkerError::Protocol { .. } | WorkerError::Frame(_) => {
-                "worker_protocol"
-            }
+            WorkerError::Version { .. } | WorkerError::Protocol { .. } => "worker_protocol",
+            WorkerError::Unsendable(_) => "internal",
             WorkerError::Silent { .. } => "worker_silent",
             WorkerError::Hung { .. } => "worker_hung",
             WorkerError::Unseen(_) => "device_search_failed",

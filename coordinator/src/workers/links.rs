@@ -67,8 +67,9 @@ impl Link {
     }
 }
 
-/// The links of a plan as tests allow them. Takes seconds where a pair was never tested.
-pub(super) fn decide(plan: &Plan, exe: &Path) -> Vec<Link> {
+/// The links of a plan as tests allow them. Takes seconds where a pair was never tested, minutes where a device does not answer. Before the
+/// workers start: tests need memory of the devices, which these take.
+pub(crate) fn decide(plan: &Plan, exe: &Path) -> Vec<Link> {
     let pairs = plan.stages.windows(2).enumerate();
     let gpus = pairs.filter_map(|(from, pair)| Some((from, pair[0].device()?, pair[1].device()?)));
     let decide = |(from, first, second)| {
@@ -178,17 +179,14 @@ fn ask(
     request: &ToWorker,
     watcher: &mut dyn LoadWatcher,
 ) -> Result<FromWorker, WorkerError> {
-    // Takes in the answer to a question that was given up.
-    if let Some(error) = workers[stage].failure() {
-        return Err(error);
-    }
     workers[stage].send(request)?;
+    workers[stage].unanswered += 1;
     let asked = Instant::now();
     loop {
         while let Ok(Wait::Ready(forgotten)) = logits.try_next() {
             drop(forgotten);
         }
-        match workers[stage].next_message()? {
+        match workers[stage].next_answer()? {
             Some(FromWorker::Failed { code, message }) => return Err(workers[stage].reported(code, message)),
             Some(answer) => return Ok(answer),
             None => {}
@@ -209,5 +207,57 @@ fn ask(
             return Err(WorkerError::GivenUp);
         }
         wait_for_news(&workers[stage..=stage], TICK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::WorkerView;
+    use super::super::worker::puppet;
+    use super::*;
+    use spillway_protocol::ring::Ring;
+    use std::ops::ControlFlow;
+
+    /// Waits for ever, or not at all.
+    struct Patience(ControlFlow<()>);
+
+    impl LoadWatcher for Patience {
+        fn progress(&mut self, _: LoadProgress) {}
+
+        fn tick(&mut self, _: &dyn Fn() -> Vec<WorkerView>) -> ControlFlow<()> {
+            self.0
+        }
+    }
+
+    fn offered(reason: &str) -> FromWorker {
+        FromWorker::Offered(Err(reason.to_owned()))
+    }
+
+    /// A question is given up when another worker fails; its answer may come at any time, also after the next question.
+    #[test]
+    fn answers_to_questions_that_were_given_up_are_passed_over() {
+        let (worker, mut end) = puppet(0);
+        let ring = Ring::create(1, 64).unwrap();
+        let mut logits = RingConsumer::attach(ring.dup().unwrap()).unwrap();
+        let mut workers = [worker];
+        let mut offer = |workers: &mut [Worker], patience| {
+            ask(workers, &mut logits, 0, &ToWorker::Offer, &mut Patience(patience))
+        };
+        let given_up = offer(&mut workers, ControlFlow::Break(()));
+        assert!(matches!(given_up, Err(WorkerError::GivenUp)), "{given_up:?}");
+        end.send(&offered("while others load")).unwrap();
+        let news = workers[0].next_message();
+        assert!(matches!(news, Ok(None)), "{news:?}");
+        for _ in 0..2 {
+            offer(&mut workers, ControlFlow::Break(())).unwrap_err();
+        }
+        for reason in ["late", "too late", "at last"] {
+            end.send(&offered(reason)).unwrap();
+        }
+        let answer = offer(&mut workers, ControlFlow::Continue(())).unwrap();
+        assert!(matches!(&answer, FromWorker::Offered(Err(reason)) if reason == "at last"), "{answer:?}");
+        end.send(&offered("unasked")).unwrap();
+        let failure = workers[0].failure();
+        assert!(matches!(failure, Some(WorkerError::Protocol { .. })), "{failure:?}");
     }
 }

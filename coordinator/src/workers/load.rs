@@ -2,6 +2,7 @@
 
 use super::error::{LOADING, WorkerError};
 use super::lifecycle::{Change, Lifecycle};
+use super::links::is_answer;
 use super::worker::{LOG_TARGET, Worker};
 use super::{LoadProgress, LoadWatcher, Recipe};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -152,8 +153,32 @@ impl Worker {
         }
     }
 
-    /// The next message that has arrived; the end of the channel is the end of the worker.
+    /// The next message that has arrived, but for answers to questions that were given up when another worker failed.
     pub(super) fn next_message(&mut self) -> Result<Option<FromWorker>, WorkerError> {
+        loop {
+            match self.receive()? {
+                Some(message) if is_answer(&message) && self.unanswered > 0 => self.unanswered -= 1,
+                message => return Ok(message),
+            }
+        }
+    }
+
+    /// The same while it is asked something, with the answer to that.
+    pub(super) fn next_answer(&mut self) -> Result<Option<FromWorker>, WorkerError> {
+        loop {
+            match self.receive()? {
+                Some(message) if is_answer(&message) && self.unanswered > 1 => self.unanswered -= 1,
+                Some(message) if is_answer(&message) => {
+                    self.unanswered = 0;
+                    return Ok(Some(message));
+                }
+                message => return Ok(message),
+            }
+        }
+    }
+
+    /// The next message that has arrived; the end of the channel is the end of the worker.
+    fn receive(&mut self) -> Result<Option<FromWorker>, WorkerError> {
         match self.control.try_receive() {
             Ok(Received::Message(message)) => Ok(Some(message)),
             Ok(Received::TimedOut) => Ok(None),

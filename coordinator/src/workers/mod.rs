@@ -17,6 +17,7 @@ mod worker;
 pub use error::{Ending, SetupError, WorkerError, WorkerName};
 use lifecycle::Change;
 pub use lifecycle::Lifecycle;
+pub(crate) use links::decide as decide_links;
 pub use links::{Link, LinkPath};
 pub(crate) use process::is_stopped;
 use process::{Inherited, WorkerProcess};
@@ -66,11 +67,20 @@ struct Recipe {
     /// Of the model's file, as the coordinator has it open.
     file_stamp: Option<[i64; 4]>,
     exe: PathBuf,
-    /// Ring `i` leads into stage `i`, the last one out of the last stage. They outlive the workers: a new one takes the ends
-    /// of its predecessor over.
+    /// Ring `i` leads into stage `i`, the last one out of the last stage. One that another worker holds outlives a worker: the next
+    /// one takes the end of its predecessor over.
     rings: Vec<Ring>,
     /// How rows are to get from one GPU to the next.
     decided: Vec<Link>,
+}
+
+/// A ring between the coordinator and a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Edge {
+    /// Into stage 0.
+    Tokens,
+    /// Out of the last stage.
+    Logits,
 }
 
 /// What loading tells its caller, who may have work to do meanwhile.
@@ -81,13 +91,15 @@ pub(crate) trait LoadWatcher {
     fn tick(&mut self, workers: &dyn Fn() -> Vec<WorkerView>) -> ControlFlow<()>;
 }
 
-/// How long the parts of a recovery took, added up over attempts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct ReviveTimes {
-    /// Ending processes and starting others.
+/// What an attempt to revive a pipeline has done, also one that did not succeed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Revival {
+    /// Time for ending processes and starting others.
     pub respawn: Duration,
-    /// Loading bands and arranging links.
+    /// Time for loading bands and arranging links.
     pub load: Duration,
+    /// Stages whose workers were replaced.
+    pub replaced: Vec<usize>,
 }
 
 /// The loaded pipeline. Dropping it kills what has not ended.
@@ -103,31 +115,21 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Spawns the workers of `plan` and waits until every band is loaded. Must be called from a thread that outlives the
-    /// workers (see [`WorkerProcess::spawn`]).
+    /// Spawns the workers of `plan` and waits until every band is loaded. `decided` are its links, from [`decide_links`]. Must be
+    /// called from a thread that outlives the workers (see [`WorkerProcess::spawn`]).
     pub(crate) fn start(
         plan: Plan,
+        decided: Vec<Link>,
         file_stamp: Option<[i64; 4]>,
         exe: PathBuf,
         epoch: u64,
         watcher: &mut dyn LoadWatcher,
     ) -> Result<Workers, WorkerError> {
-        // Tests need memory of the devices, which the workers are about to take.
-        let decided = links::decide(&plan, &exe);
         let rings = make_rings(&plan)?;
         let recipe = Recipe { plan, file_stamp, exe, rings, decided };
         let stages = recipe.plan.stages.len();
-        let workers: Result<Vec<Worker>, WorkerError> =
-            (0..stages).map(|stage| recipe.spawn(stage, epoch)).collect();
-        let attach = || -> Result<(RingProducer, RingConsumer), SetupError> {
-            let (first, last) = (&recipe.rings[0], &recipe.rings[stages]);
-            Ok((RingProducer::attach(first.dup()?)?, RingConsumer::attach(last.dup()?)?))
-        };
-        let (tokens, mut logits) = attach()?;
-        if recipe.plan.stages.iter().all(|stage| matches!(stage.execution, Execution::Gpu { .. })) {
-            logits.set_patience(GpuWorker::PATIENCE);
-        }
-        let workers = workers?;
+        let (tokens, logits) = (recipe.tokens()?, recipe.logits()?);
+        let workers = (0..stages).map(|stage| recipe.spawn(stage, epoch)).collect::<Result<_, _>>()?;
         let mut workers = Workers { recipe, workers, links: Vec::new(), tokens, logits };
         workers.load(epoch, watcher)?;
         let executions = workers.recipe.plan.stages.iter().map(|stage| &stage.execution);
@@ -141,34 +143,72 @@ impl Workers {
         &mut self,
         epoch: u64,
         watcher: &mut dyn LoadWatcher,
-        times: &mut ReviveTimes,
-    ) -> Result<Vec<usize>, WorkerError> {
+        revival: &mut Revival,
+    ) -> Result<(), WorkerError> {
         let began = Instant::now();
-        let replaced = self.respawn(epoch);
-        times.respawn += began.elapsed();
-        let replaced = replaced?;
+        let respawned = self.respawn(epoch, &mut revival.replaced);
+        revival.respawn = began.elapsed();
+        respawned?;
         let began = Instant::now();
         let loaded = self.load(epoch, watcher);
-        times.load += began.elapsed();
-        loaded.map(|()| replaced)
+        revival.load = began.elapsed();
+        loaded
     }
 
-    /// Starts a process for every stage whose worker does not hold its band any more.
-    fn respawn(&mut self, epoch: u64) -> Result<Vec<usize>, WorkerError> {
-        let mut replaced = Vec::new();
-        for worker in &mut self.workers {
-            if worker.state().holds_band() && worker.failure().is_none() {
+    /// Starts a process for every stage whose worker does not hold its band any more, and tells which.
+    fn respawn(&mut self, epoch: u64, replaced: &mut Vec<usize>) -> Result<(), WorkerError> {
+        self.end_useless();
+        self.renew_rings()?;
+        let Workers { recipe, workers, links, .. } = self;
+        for worker in workers {
+            if worker.state().holds_band() {
                 worker.epoch = epoch;
                 continue;
             }
-            worker.enter(Change::Ended, "it had not loaded when another one failed");
-            worker.replace(epoch, self.recipe.start(worker.stage)?);
-            // Its links went with its predecessor.
             let stage = worker.stage;
-            self.links.retain(|link| link.from != stage && link.from + 1 != stage);
+            worker.replace(epoch, recipe.start(stage)?);
+            // Its links went with its predecessor.
+            links.retain(|link| link.from != stage && link.from + 1 != stage);
             replaced.push(stage);
         }
-        Ok(replaced)
+        Ok(())
+    }
+
+    /// Ends every worker that does not hold its band any more, and the neighbours of one that has found a ring to make no sense: any of
+    /// them may have written there.
+    fn end_useless(&mut self) {
+        for worker in &mut self.workers {
+            if !worker.state().holds_band() || worker.failure().is_some() {
+                worker.enter(Change::Ended, "it had not loaded when another one failed");
+            }
+        }
+        let distrust = |worker: &Worker| worker.distrusts_rings.then_some(worker.stage);
+        let distrusted: Vec<usize> = self.workers.iter().filter_map(distrust).collect();
+        for worker in &mut self.workers {
+            if distrusted.iter().any(|stage| stage.abs_diff(worker.stage) == 1) {
+                worker.enter(Change::Ended, "a ring that it shares makes no sense");
+            }
+        }
+    }
+
+    /// Puts empty rings in the place of those that no worker holds: what has been written there may make no sense, the counters
+    /// included.
+    fn renew_rings(&mut self) -> Result<(), SetupError> {
+        let last = self.workers.len();
+        for index in 0..=last {
+            let mut ends = self.workers[index.saturating_sub(1)..last.min(index + 1)].iter();
+            if ends.any(|worker| worker.state().has_process()) {
+                continue;
+            }
+            self.recipe.rings[index] = make_ring(&self.recipe.plan, index)?;
+            if index == 0 {
+                self.tokens = self.recipe.tokens()?;
+            }
+            if index == last {
+                self.logits = self.recipe.logits()?;
+            }
+        }
+        Ok(())
     }
 
     /// Workers that are gone will not be started before a while is over.
@@ -233,15 +273,20 @@ impl Workers {
 
     /// Why the pipeline does not serve any more, if so: of several failures the one closest to the cause.
     pub(crate) fn failure(&mut self) -> Option<WorkerError> {
-        self.workers.iter_mut().find_map(Worker::failure).map(|first| {
-            // The one that was found first may only have followed another one, whose word has arrived by now.
-            let others = self.workers.iter_mut().filter_map(Worker::failure);
-            others.fold(first, |best, other| if other.rank() > best.rank() { other } else { best })
-        })
+        worker::failure(&mut self.workers)
+    }
+
+    /// Ends the worker at the other end of a ring, for what came out of the ring.
+    pub(crate) fn end_at(&mut self, edge: Edge, reason: String) -> WorkerError {
+        let stage = match edge {
+            Edge::Tokens => 0,
+            Edge::Logits => self.workers.len() - 1,
+        };
+        self.workers[stage].protocol_error(reason)
     }
 
     /// Waits until a worker that has closed its ring says why, at most `timeout`.
-    pub(crate) fn await_failure(&mut self, timeout: Duration) -> WorkerError {
+    pub(crate) fn await_failure(&mut self, edge: Edge, timeout: Duration) -> WorkerError {
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(error) = self.failure() {
@@ -249,7 +294,7 @@ impl Workers {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return WorkerError::Frame("a ring was closed by a worker that still runs".into());
+                return self.end_at(edge, "it has closed its ring and still runs".into());
             }
             load::wait_for_news(&self.workers, left);
         }
@@ -279,17 +324,36 @@ impl Workers {
 
 /// The rings of a pipeline in order; ring `i` leads into stage `i`, the last one out of the last stage.
 fn make_rings(plan: &Plan) -> Result<Vec<Ring>, SetupError> {
-    let limits = FrameLimits::new(&plan.limits, plan.model.d_model, plan.model.vocab);
-    let kind = |edge: usize| match edge {
+    (0..=plan.stages.len()).map(|index| make_ring(plan, index)).collect()
+}
+
+/// One of them.
+fn make_ring(plan: &Plan, index: usize) -> Result<Ring, SetupError> {
+    let kind = match index {
         0 => FrameKind::Tokens,
-        edge if edge == plan.stages.len() => FrameKind::Logits,
+        index if index == plan.stages.len() => FrameKind::Logits,
         _ => FrameKind::Residual,
     };
-    let slots = crate::planner::RING_SLOTS;
-    (0..=plan.stages.len()).map(|edge| Ok(Ring::create(slots, limits.slot_bytes(kind(edge)))?)).collect()
+    let limits = FrameLimits::new(&plan.limits, plan.model.d_model, plan.model.vocab);
+    Ok(Ring::create(crate::planner::RING_SLOTS, limits.slot_bytes(kind))?)
 }
 
 impl Recipe {
+    /// The coordinator's end of the first ring.
+    fn tokens(&self) -> Result<RingProducer, SetupError> {
+        Ok(RingProducer::attach(self.rings[0].dup()?)?)
+    }
+
+    /// The coordinator's end of the last ring.
+    fn logits(&self) -> Result<RingConsumer, SetupError> {
+        let stages = &self.plan.stages;
+        let mut logits = RingConsumer::attach(self.rings[stages.len()].dup()?)?;
+        if stages.iter().all(|stage| matches!(stage.execution, Execution::Gpu { .. })) {
+            logits.set_patience(GpuWorker::PATIENCE);
+        }
+        Ok(logits)
+    }
+
     fn spawn(&self, stage: usize, epoch: u64) -> Result<Worker, WorkerError> {
         Ok(Worker::new(stage, self.plan.stages[stage].layers.clone(), epoch, self.start(stage)?))
     }

@@ -2,11 +2,11 @@
 
 use super::error::{Ending, WorkerError, WorkerName};
 use super::lifecycle::{Change, Life, Lifecycle};
-use super::links::is_answer;
 use super::memory;
 use super::process::WorkerProcess;
 use spillway_protocol::channel::CoordinatorEnd;
 use spillway_protocol::control::{FromWorker, LoadStats};
+use spillway_protocol::ring::RingError;
 use spillway_protocol::status::StatusReader;
 use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
@@ -28,6 +28,10 @@ pub(super) struct Worker {
     pub(super) stats: LoadStats,
     /// Bytes of weights that it has stored, and all of its band; zeros until it says so.
     pub(super) stored: (u64, u64),
+    /// Questions about links that it has been asked and not answered: more than one when some were given up.
+    pub(super) unanswered: usize,
+    /// It has found a ring whose counters make no sense. Which of its two that is, and who wrote there, is not known.
+    pub(super) distrusts_rings: bool,
     /// Processes that the system had killed for want of memory when this one was started.
     pub(super) memory_kills: u64,
 }
@@ -45,8 +49,19 @@ impl Worker {
     pub(super) fn new(stage: usize, layers: Range<usize>, epoch: u64, started: Started) -> Worker {
         let Started { process, control, status, memory_kills } = started;
         let (life, stats) = (Life::new(process), LoadStats::default());
-        let worker =
-            Worker { stage, layers, life, epoch, control, status, stats, stored: (0, 0), memory_kills };
+        let worker = Worker {
+            stage,
+            layers,
+            life,
+            epoch,
+            control,
+            status,
+            stats,
+            stored: (0, 0),
+            unanswered: 0,
+            distrusts_rings: false,
+            memory_kills,
+        };
         worker.tell(None, "the pipeline starts", None);
         worker
     }
@@ -59,6 +74,7 @@ impl Worker {
             (self.epoch, self.control, self.status, self.memory_kills) =
                 (epoch, control, status, memory_kills);
             (self.stats, self.stored) = (LoadStats::default(), (0, 0));
+            (self.unanswered, self.distrusts_rings) = (0, false);
             self.tell(Some(from), "another process takes its place", None);
         }
     }
@@ -125,22 +141,17 @@ impl Worker {
     }
 
     pub(super) fn reported(&mut self, code: String, message: String) -> WorkerError {
+        self.distrusts_rings = code == RingError::Corrupt.code();
         self.fail(WorkerError::Reported { worker: self.name(), code, message })
     }
 
     /// Why the worker does not serve any more, if so.
     pub(super) fn failure(&mut self) -> Option<WorkerError> {
-        loop {
-            match self.next_message() {
-                // To a question that was given up when another worker failed.
-                Ok(Some(message)) if is_answer(&message) => {}
-                Ok(None) => return None,
-                Ok(Some(FromWorker::Failed { code, message })) => return Some(self.reported(code, message)),
-                Ok(Some(message)) => {
-                    return Some(self.protocol_error(format!("{message:?} while serving")));
-                }
-                Err(error) => return Some(error),
-            }
+        match self.next_message() {
+            Ok(None) => None,
+            Ok(Some(FromWorker::Failed { code, message })) => Some(self.reported(code, message)),
+            Ok(Some(message)) => Some(self.protocol_error(format!("{message:?} while serving"))),
+            Err(error) => Some(error),
         }
     }
 
@@ -156,6 +167,16 @@ impl Worker {
     }
 }
 
+/// Why workers do not serve any more, if so: of several failures the one closest to the cause.
+pub(super) fn failure(workers: &mut [Worker]) -> Option<WorkerError> {
+    let (found, first) =
+        workers.iter_mut().enumerate().find_map(|(at, worker)| Some((at, worker.failure()?)))?;
+    // It may only have followed another one, whose word has arrived by now. Its own end is our doing.
+    let others = workers.iter_mut().enumerate().filter(|(at, _)| *at != found);
+    let failures = others.filter_map(|(_, worker)| worker.failure());
+    Some(failures.fold(first, |best, other| if other.rank() > best.rank() { other } else { best }))
+}
+
 /// What the outside may know about a worker while it serves.
 #[derive(Debug, Clone)]
 pub struct WorkerView {
@@ -169,4 +190,47 @@ pub struct WorkerView {
     pub stats: LoadStats,
     /// Bytes of weights that it has stored, and all of its band; zeros until it says so.
     pub stored: (u64, u64),
+}
+
+/// A worker that says what a test says for it.
+#[cfg(test)]
+pub(super) fn puppet(stage: usize) -> (Worker, spillway_protocol::channel::WorkerEnd) {
+    use super::process::Inherited;
+    use super::visibility::Visibility;
+    use std::os::fd::AsFd;
+    let status = StatusReader::create().unwrap();
+    let (control, end) = spillway_protocol::channel::pair().unwrap();
+    let some = || status.as_fd().try_clone_to_owned().unwrap();
+    let inherited = Inherited { control: some(), ring_in: some(), ring_out: some(), status: some() };
+    let (exe, visible) = (std::path::Path::new("/bin/true"), Visibility::default());
+    let process = WorkerProcess::spawn(exe, "puppet", inherited, &visible).unwrap();
+    let started = Started { process, control, status: Arc::new(status), memory_kills: 0 };
+    (Worker::new(stage, stage..stage + 1, 1, started), end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a worker has said counts, not that it was ended for it.
+    #[test]
+    fn a_failure_is_told_as_it_was_found() {
+        let [(first, _silent), (second, mut end)] = [puppet(0), puppet(1)];
+        let mut workers = [first, second];
+        end.send(&FromWorker::Progress { done: 1, total: 2 }).unwrap();
+        drop(end);
+        let failure = failure(&mut workers);
+        let told = matches!(&failure, Some(WorkerError::Protocol { worker, .. }) if worker.stage == 1);
+        assert!(told, "{failure:?}");
+    }
+
+    #[test]
+    fn a_worker_that_reports_its_error_is_closer_to_the_cause_than_one_that_left() {
+        let [(first, gone), (second, mut end)] = [puppet(0), puppet(1)];
+        let mut workers = [first, second];
+        drop(gone);
+        end.send(&FromWorker::Failed { code: "gpu_lost".into(), message: "it is lost".into() }).unwrap();
+        let failure = failure(&mut workers);
+        assert_eq!(failure.map(|error| error.code()), Some("gpu_lost"));
+    }
 }

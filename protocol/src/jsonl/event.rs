@@ -181,7 +181,7 @@ pub struct Recovery {
     pub epoch: u64,
     /// Code of the failure that began it.
     pub code: &'static str,
-    /// Stages whose workers were replaced, in the last attempt.
+    /// Stages whose workers were replaced, in any of the attempts; those of the new placement where the model was placed anew.
     pub stages: Vec<usize>,
     /// Starts that it took.
     pub attempts: u32,

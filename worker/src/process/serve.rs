@@ -20,8 +20,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// Serves one band.
 #[derive(Debug)]
 pub(super) struct Server<'a, B> {
-    ring_in: RingConsumer,
     stage: Stage<'a, B>,
+    /// Closed after the band has been dropped, which may take a while: whoever sees it closed hears at once why.
+    ring_in: RingConsumer,
 }
 
 /// The band and what its steps need.
@@ -60,7 +61,7 @@ impl<'a, B: Band> Server<'a, B> {
         let frame = StepFrame::with_limits(&limits);
         let ids = Vec::with_capacity(limits.max_tokens);
         let fault = Fault::from_env();
-        Self { ring_in, stage: Stage { band, ends, limits, epoch, out, frame, ids, fault } }
+        Self { stage: Stage { band, ends, limits, epoch, out, frame, ids, fault }, ring_in }
     }
 
     /// Until asked to stop, or an error.
@@ -153,13 +154,15 @@ impl Out<'_> {
         &mut self,
         write: impl FnOnce(&mut SlotWriter<'_>) -> Result<(), ProcessError>,
     ) -> Result<(), ProcessError> {
-        self.status.set_state(WorkerState::Sending);
         loop {
+            self.status.set_state(WorkerState::Sending);
             let start = Instant::now();
             let found = self.ring.wait(TICK)?;
             self.status.add(&Counters { wait_ns: nanoseconds(start), ..Counters::default() });
             match found {
                 Wait::Ready(mut slot) => {
+                    // What follows is its own work: it does not wait for the next stage any more.
+                    self.status.set_state(WorkerState::Stepping);
                     let start = Instant::now();
                     write(&mut slot)?;
                     slot.publish();
