@@ -12,6 +12,8 @@ use crate::workers::LoadProgress;
 use spillway_model::tokenizer::TokenizerOptions;
 use spillway_protocol::jsonl::{Class, ErrorEvent, PlacementParams};
 use spillway_protocol::plan::Plan;
+use std::error::Error;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -99,6 +101,7 @@ impl LoadError {
     /// The event that tells a client.
     pub fn event(&self, id: Option<String>) -> ErrorEvent {
         let class = match self {
+            _ if is_shortage(self) => Class::Transient,
             LoadError::Open(_)
             | LoadError::Placement(_)
             | LoadError::NothingLoaded
@@ -108,6 +111,17 @@ impl LoadError {
         };
         ErrorEvent::new(id, self.code(), class, self.to_string())
     }
+}
+
+/// What the system says when it is short of something that another moment may bring back.
+const SHORTAGES: [i32; 4] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN];
+
+/// Whether an error comes from a shortage of descriptors or memory, so that nothing need be wrong with what was asked for.
+fn is_shortage(error: &(dyn Error + 'static)) -> bool {
+    let os_error = |error: &(dyn Error + 'static)| error.downcast_ref::<io::Error>()?.raw_os_error();
+    std::iter::successors(Some(error), |&error| error.source())
+        .filter_map(os_error)
+        .any(|code| SHORTAGES.contains(&code))
 }
 
 /// What it takes to start a model.
@@ -180,4 +194,29 @@ pub fn validate(
 /// Runs `work` on a thread where it may take its time.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, LoadError> {
     tokio::task::spawn_blocking(work).await.map_err(|_| LoadError::Panicked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_model::error::ModelError;
+    use spillway_model::gguf::GgufError;
+
+    /// The same file may be read the next time: a client is told to try again, not that its file is wrong.
+    #[test]
+    fn a_shortage_while_something_is_read_is_transient() {
+        let class = |code| {
+            let error = || io::Error::from_raw_os_error(code);
+            let file = GgufError::InFile { path: "m".into(), error: Box::new(GgufError::Io(error())) };
+            let errors = [
+                LoadError::from(ConfigError::Unreadable { path: "c".into(), source: error() }),
+                LoadError::from(OpenError::Model(ModelError::from(file))),
+            ];
+            errors.map(|error| error.event(None).class)
+        };
+        for code in SHORTAGES {
+            assert_eq!(class(code), [Class::Transient; 2], "{code}");
+        }
+        assert_eq!(class(libc::EACCES), [Class::Validation; 2]);
+    }
 }

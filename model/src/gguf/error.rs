@@ -11,11 +11,12 @@ pub enum GgufError {
         /// The file that was opened.
         path: PathBuf,
         /// What is wrong with it.
+        #[source]
         error: Box<GgufError>,
     },
     /// The operating system did not give us the file.
     #[error("cannot be read: {0}")]
-    Io(std::io::Error),
+    Io(#[source] std::io::Error),
     /// A directory, pipe, socket or device.
     #[error("is not a regular file (it is {kind}); give the path of a .gguf file")]
     NotAFile {
