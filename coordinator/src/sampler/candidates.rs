@@ -75,7 +75,7 @@ impl Candidates {
         let total: f64 = logs.map(|log| f64::from(log.exp())).sum();
         let wanted = f64::from(top_p) * total;
         // Few tokens have nearly all weight as a rule.
-        for least in [8.0, 4.0, 2.0, 1.0].map(|part| -DEPTH / part) {
+        for least in (1u8..=8).map(|part| -DEPTH * f32::from(part) / 8.0) {
             self.take_logs(logits, peaks, scale, least);
             self.weigh();
             // Sums in another order differ, by far less than this.
