@@ -66,7 +66,6 @@ pub const SOURCES: &[DeviceSource<'static>] = sources![
     "rows": ["silu_mul", "sigmoid_mul", "split_heads", "rope_halves", "rope_adjacent"],
     "quantize_rows": ["quantize_rows"],
     "silu_quantize": ["silu_quantize"],
-    "argmax": ["argmax"],
     "attention": [
         "attention_prepare_f32", "attention_prepare_f16",
         "attend_f32_1", "attend_f32_2", "attend_f32_4", "attend_f32_8",

@@ -6,20 +6,21 @@
 //! nothing that runs beside it.
 //!
 //! Tokens more than [`DEPTH`] nats below the best one are never drawn: all of them together weigh less than half a unit
-//! in the last place of an f32 sum. That keeps the candidates few without sorting a whole vocabulary. Nothing is
-//! allocated once the buffers have grown to a model's size.
+//! in the last place of an f32 sum. A row is read once, which leaves the largest value of each block; only blocks that can hold
+//! a candidate are looked at again. Nothing is allocated once the buffers have grown to a model's size.
 
-mod argmax;
+mod candidates;
 mod params;
+mod peaks;
 mod penalty;
 mod random;
 
-use argmax::{Peak, peak};
+use candidates::{Candidates, Scale};
 pub use params::{Bounds, MIN_P, PENALTY, ParamError, REPEAT_PENALTY, SamplingParams, TEMPERATURE, TOP_P};
+use peaks::{Peak, Peaks};
 use penalty::Window;
 use random::Random;
 pub use random::draw_seed;
-use std::cmp::Ordering;
 use thiserror::Error;
 
 /// Nats below the best token beyond which a token is never drawn: 2^20 tokens of `e^-32` weigh 1.3e-8 together.
@@ -46,26 +47,14 @@ impl SampleError {
     }
 }
 
-/// A token that may be drawn.
-#[derive(Debug, Clone, Copy)]
-struct Candidate {
-    id: u32,
-    /// Logit over temperature, relative to the best; then its weight `exp` of that.
-    weight: f32,
-}
-
-/// Most likely first, ties by id.
-fn by_weight(a: &Candidate, b: &Candidate) -> Ordering {
-    b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id))
-}
-
 /// The sampling state of one sequence.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplingParams,
     random: Random,
     window: Option<Window>,
-    candidates: Vec<Candidate>,
+    peaks: Peaks,
+    candidates: Candidates,
 }
 
 impl Sampler {
@@ -78,19 +67,21 @@ impl Sampler {
                 .for_each(|&id| window.push(id));
             window
         });
-        Sampler { random: Random::new(params.seed), window, candidates: Vec::new(), params }
+        Sampler {
+            random: Random::new(params.seed),
+            window,
+            peaks: Peaks::default(),
+            candidates: Candidates::default(),
+            params,
+        }
     }
 
     /// Chooses a token and counts it as part of the sequence. `logits` (one per token of the vocabulary) is scratch
     /// afterwards.
     pub fn sample(&mut self, logits: &mut [f32]) -> Result<u32, SampleError> {
-        let best = match peak(logits).ok_or(SampleError::NonFinite)? {
-            best if self.is_plain() => best,
-            _ => {
-                self.adjust(logits);
-                peak(logits).ok_or(SampleError::NonFinite)?
-            }
-        };
+        // What is not finite stays so, whatever is added and multiplied: one look afterwards sees it.
+        self.adjust(logits);
+        let best = self.peaks.scan(logits).ok_or(SampleError::NonFinite)?;
         if best.value == f32::NEG_INFINITY {
             return Err(SampleError::NothingLeft);
         }
@@ -99,11 +90,6 @@ impl Sampler {
             window.push(token);
         }
         Ok(token)
-    }
-
-    /// Whether logits are used as they come.
-    fn is_plain(&self) -> bool {
-        self.params.logit_bias.is_empty() && self.window.is_none()
     }
 
     fn adjust(&mut self, logits: &mut [f32]) {
@@ -117,79 +103,24 @@ impl Sampler {
         }
     }
 
-    fn draw(&mut self, logits: &[f32], best: Peak) -> u32 {
-        self.collect(logits, best.value);
-        self.keep_top_k();
-        for candidate in &mut self.candidates {
-            candidate.weight = candidate.weight.exp();
-        }
-        self.keep_top_p();
-        self.keep_min_p();
-        let total: f64 = self.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum();
-        let mut left = self.random.unit() * total;
-        for candidate in &self.candidates {
-            left -= f64::from(candidate.weight);
-            if left < 0.0 {
-                return candidate.id;
+    fn draw(&mut self, logits: &mut [f32], best: Peak) -> u32 {
+        let SamplingParams { temperature, top_k, top_p, min_p, .. } = self.params;
+        let scale = Scale { best: best.value, inverse: 1.0 / temperature };
+        let (candidates, unit) = (&mut self.candidates, self.random.unit());
+        if top_k > 0 {
+            candidates.take_top_k(logits, &mut self.peaks, scale, top_k as usize);
+            if top_p < 1.0 {
+                candidates.keep_top_p(f64::from(top_p) * candidates.total());
             }
+        } else if top_p < 1.0 {
+            candidates.take_top_p(logits, &self.peaks, scale, top_p);
+        } else if min_p > 0.0 {
+            candidates.take_about(logits, &self.peaks, scale, min_p);
+        } else {
+            return candidates::draw_from_all(logits, scale, unit).unwrap_or(best.index);
         }
-        // Rounding of the sum can leave a remainder of a few ulp; it belongs to the last candidate.
-        self.candidates.last().map_or(best.index, |candidate| candidate.id)
-    }
-
-    /// Tokens within [`DEPTH`] of the best, in order of their ids.
-    fn collect(&mut self, logits: &[f32], best: f32) {
-        let inverse = 1.0 / self.params.temperature;
-        self.candidates.clear();
-        for (id, &logit) in (0u32..).zip(logits) {
-            let weight = (logit - best) * inverse;
-            if weight >= -DEPTH {
-                self.candidates.push(Candidate { id, weight });
-            }
-        }
-    }
-
-    fn keep_top_k(&mut self) {
-        let keep = self.params.top_k as usize;
-        if keep > 0 && keep < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(keep - 1, by_weight);
-            self.candidates.truncate(keep);
-            self.candidates.sort_unstable_by(by_weight);
-        }
-    }
-
-    /// Sorts only as much as the nucleus needs: a prefix that grows until it holds enough.
-    fn keep_top_p(&mut self) {
-        if self.params.top_p >= 1.0 {
-            return;
-        }
-        let total: f64 = self.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum();
-        let wanted = f64::from(self.params.top_p) * total;
-        let (mut sorted, mut sum) = (0, 0.0);
-        while sorted < self.candidates.len() {
-            let rest = &mut self.candidates[sorted..];
-            let next = rest.len().min(sorted.max(64));
-            if next < rest.len() {
-                rest.select_nth_unstable_by(next - 1, by_weight);
-            }
-            rest[..next].sort_unstable_by(by_weight);
-            for index in sorted..sorted + next {
-                sum += f64::from(self.candidates[index].weight);
-                if sum >= wanted {
-                    self.candidates.truncate(index + 1);
-                    return;
-                }
-            }
-            sorted += next;
-        }
-    }
-
-    /// The best token's weight is 1, so `min_p` is a plain threshold.
-    fn keep_min_p(&mut self) {
-        let least = self.params.min_p;
-        if least > 0.0 {
-            self.candidates.retain(|candidate| candidate.weight >= least);
-        }
+        candidates.keep_min_p(min_p);
+        candidates.draw(unit).unwrap_or(best.index)
     }
 }
 

@@ -7,7 +7,6 @@ entries!(Entries: "rows" { silu_mul, sigmoid_mul, split_heads, rope_halves, rope
 entries!(QuantizeEntries: "quantize_rows" { quantize_rows });
 entries!(NormEntries: "rms_norm" { rms_norm });
 entries!(ResidualEntries: "residual_add" { residual_add });
-entries!(ArgmaxEntries: "argmax" { argmax });
 
 /// Threads of a block that works on elements.
 const BLOCK: usize = 256;
@@ -249,29 +248,5 @@ impl Kernels {
             check.number("quads", quads)?.into(),
         ];
         queue(stream, &self.quantize.quantize_rows, over(check, quads)?, &args)
-    }
-
-    /// `out[row]` (u32) is where `x[row]`, `width` f32, is largest; the first such place.
-    ///
-    /// # Errors
-    /// See [`Kernels::rms_norm`].
-    pub fn argmax(
-        &self,
-        stream: &Stream,
-        x: DeviceSlice,
-        out: DeviceSlice,
-        rows: usize,
-        width: usize,
-    ) -> Result<(), LaunchError> {
-        let check = Check("argmax");
-        if rows == 0 {
-            return Ok(());
-        }
-        let args = [
-            check.holds::<f32>("x", x, rows * width)?,
-            check.holds::<u32>("out", out, rows)?,
-            check.number("width", width)?.into(),
-        ];
-        queue(stream, &self.argmax.argmax, Launch::linear(check.number("rows", rows)?, 1024), &args)
     }
 }

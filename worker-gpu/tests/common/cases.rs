@@ -19,7 +19,6 @@ pub const ALL: &[(&str, Case)] = &[
     ("rms_norm_picks_and_quantises", rms_norm_picks_and_quantises),
     ("rows", operations::rows),
     ("quantize_rows", products::quantize_rows),
-    ("argmax", operations::argmax),
     ("matmul", products::matmul),
     ("gemm", products::gemm),
     ("matmul_outputs", products::matmul_outputs),

@@ -66,28 +66,6 @@ fn rope(bench: &Bench<'_>) {
     }
 }
 
-/// The first of equal values, in rows shorter and longer than a block; NaNs do not win.
-pub fn argmax(bench: &Bench<'_>) {
-    let mut numbers = Numbers::new(32);
-    for width in [1, 70, 5000] {
-        let mut x = numbers.units(3 * width);
-        x[0] = f32::NAN;
-        if width > 1 {
-            x[width + width / 3] = 2.0;
-            x[width + width / 2] = 2.0;
-            x[3 * width - 1] = 5.0;
-        }
-        let (input, out) = (bench.upload(&x), bench.empty::<u32>(3));
-        bench.kernels().argmax(&bench.stream, input.slice(), out.slice(), 3, width).unwrap();
-        let got = bench.download::<u32>(&out);
-        for (row, got) in x.chunks(width).zip(got) {
-            let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let first = row.iter().position(|v| *v == best).unwrap_or(0);
-            assert_eq!(got as usize, first, "width {width}");
-        }
-    }
-}
-
 /// Sequences of a step: start position, tokens, and their blocks or slot.
 pub struct Span {
     pub start: usize,
