@@ -17,6 +17,7 @@ mod testing;
 mod tests;
 
 pub use rope::{RopePairing, RopeTable};
+pub use rows::Exponents;
 
 use crate::disjoint::Disjoint;
 use crate::isa::KernelSet;
@@ -134,6 +135,13 @@ impl Ops {
         kernel_table(set).map(|table| Self { set, table })
     }
 
+    /// The operations of the fastest set that this CPU has. None computes other bits.
+    pub fn fastest() -> Self {
+        let set = KernelSet::detect();
+        kernel_table(set)
+            .map_or(Self { set: KernelSet::Scalar, table: table::plain() }, |table| Self { set, table })
+    }
+
     /// The kernel set in use.
     pub fn set(&self) -> KernelSet {
         self.set
@@ -208,6 +216,14 @@ impl Ops {
             unsafe { (self.table.sigmoid_mul)(dst, gate) }
         });
         Ok(())
+    }
+
+    /// Turns values into weights, `e^exponent` with an error of 1 ulp; their sum, in an order that depends on their number only.
+    pub fn weigh(&self, values: &mut [f32], exponents: Exponents) -> f32 {
+        let mut sum = 0.0;
+        // SAFETY: `self` proves the instruction set.
+        unsafe { (self.table.weigh)(values, exponents, &mut sum) };
+        sum
     }
 
     /// `dst += src`.

@@ -2,6 +2,7 @@
 
 use super::DEPTH;
 use super::peaks::Peaks;
+use spillway_kernels::ops::{Exponents, Ops};
 use std::cmp::Ordering;
 
 /// What is taken off the logarithm of a least weight: far more than logarithms and exponentials are off.
@@ -20,7 +21,24 @@ impl Scale {
     fn log(self, logit: f32) -> f32 {
         (logit - self.best) * self.inverse
     }
+
+    /// Turns a row into weights, but for blocks that hold none; the sum of each block.
+    fn weigh<'a>(
+        self,
+        ops: Ops,
+        logits: &'a mut [f32],
+        peaks: &'a Peaks,
+    ) -> impl Iterator<Item = f64> + use<'a> {
+        let exponents = Exponents { offset: self.best, factor: self.inverse, least: -DEPTH };
+        peaks.blocks_mut(logits).map(move |(max, block)| {
+            let holds_any = self.log(max) >= -DEPTH;
+            f64::from(if holds_any { ops.weigh(block, exponents) } else { 0.0 })
+        })
+    }
 }
+
+/// Logarithms become weights as those of a row do.
+const OF_LOGS: Exponents = Exponents { offset: 0.0, factor: 1.0, least: -DEPTH };
 
 /// A token that may be drawn.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +56,7 @@ fn by_weight(a: &Candidate, b: &Candidate) -> Ordering {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Candidates {
     list: Vec<Candidate>,
+    scratch: Vec<f32>,
 }
 
 impl Candidates {
@@ -52,12 +71,15 @@ impl Candidates {
     }
 
     /// From logarithms to weights.
-    fn weigh(&mut self) {
-        self.list.iter_mut().for_each(|candidate| candidate.weight = candidate.weight.exp());
+    fn weigh(&mut self, ops: Ops) {
+        self.scratch.clear();
+        self.scratch.extend(self.list.iter().map(|candidate| candidate.weight));
+        ops.weigh(&mut self.scratch, OF_LOGS);
+        self.list.iter_mut().zip(&self.scratch).for_each(|(candidate, weight)| candidate.weight = *weight);
     }
 
     /// Takes the `keep` most likely tokens, sorted if there are more.
-    pub fn take_top_k(&mut self, logits: &[f32], peaks: &mut Peaks, scale: Scale, keep: usize) {
+    pub fn take_top_k(&mut self, ops: Ops, logits: &[f32], peaks: &mut Peaks, scale: Scale, keep: usize) {
         // One more than are kept, to see whether there are more.
         let limit = peaks.reached_by(keep.saturating_add(1));
         self.take_logs(logits, peaks, scale, limit.map_or(-DEPTH, |limit| scale.log(limit).max(-DEPTH)));
@@ -66,18 +88,21 @@ impl Candidates {
             self.list.truncate(keep);
             self.list.sort_unstable_by(by_weight);
         }
-        self.weigh();
+        self.weigh(ops);
     }
 
-    /// Takes the smallest set of most likely tokens that have at least `top_p` of all weight, sorted.
-    pub fn take_top_p(&mut self, logits: &[f32], peaks: &Peaks, scale: Scale, top_p: f32) {
-        let logs = logits.iter().map(|logit| scale.log(*logit)).filter(|log| *log >= -DEPTH);
-        let total: f64 = logs.map(|log| f64::from(log.exp())).sum();
-        let wanted = f64::from(top_p) * total;
+    /// Takes the smallest set of most likely tokens that have at least `top_p` of all weight, sorted. `logits` become weights.
+    pub fn take_top_p(&mut self, ops: Ops, logits: &mut [f32], peaks: &Peaks, scale: Scale, top_p: f32) {
+        let wanted = f64::from(top_p) * scale.weigh(ops, logits, peaks).sum::<f64>();
         // Few tokens have nearly all weight as a rule.
         for least in (1u8..=8).map(|part| -DEPTH * f32::from(part) / 8.0) {
-            self.take_logs(logits, peaks, scale, least);
-            self.weigh();
+            // With the slack no block is missing that holds such a weight; in the end all do.
+            let least_weight = if least > -DEPTH { (least + SLACK).exp() } else { f32::MIN_POSITIVE };
+            self.list.clear();
+            for (first, block) in peaks.blocks(logits, |max| scale.log(max) >= least) {
+                let weights = (first..).zip(block).map(|(id, &weight)| Candidate { id, weight });
+                self.list.extend(weights.filter(|candidate| candidate.weight >= least_weight));
+            }
             // Sums in another order differ, by far less than this.
             if self.total() >= wanted * 0.999 && self.keep_top_p(wanted) {
                 return;
@@ -86,9 +111,9 @@ impl Candidates {
     }
 
     /// Takes the tokens with at least the weight `least`, and perhaps some with hardly less.
-    pub fn take_about(&mut self, logits: &[f32], peaks: &Peaks, scale: Scale, least: f32) {
+    pub fn take_about(&mut self, ops: Ops, logits: &[f32], peaks: &Peaks, scale: Scale, least: f32) {
         self.take_logs(logits, peaks, scale, (least.ln() - SLACK).max(-DEPTH));
-        self.weigh();
+        self.weigh(ops);
     }
 
     /// Sum of all weights, in order.
@@ -132,16 +157,29 @@ impl Candidates {
     }
 }
 
-/// Draws from all tokens that are at most [`DEPTH`] below the best, without a list of them; `logits` become weights.
-pub(super) fn draw_from_all(logits: &mut [f32], scale: Scale, unit: f64) -> Option<u32> {
-    let mut total = 0.0;
-    for value in logits.iter_mut() {
-        let log = scale.log(*value);
-        *value = if log >= -DEPTH { log.exp() } else { 0.0 };
-        total += f64::from(*value);
-    }
-    let weights = (0u32..).zip(logits.iter().copied()).filter(|(_, weight)| *weight > 0.0);
-    pick(unit * total, weights.clone()).or_else(|| weights.last().map(|(id, _)| id))
+/// Draws from all tokens that are at most [`DEPTH`] below the best, without a list of them; `logits` become weights, and `sums` those
+/// of blocks.
+pub(super) fn draw_from_all(
+    ops: Ops,
+    logits: &mut [f32],
+    peaks: &Peaks,
+    scale: Scale,
+    unit: f64,
+    sums: &mut Vec<f64>,
+) -> Option<u32> {
+    sums.clear();
+    sums.extend(scale.weigh(ops, logits, peaks));
+    let mut left = unit * sums.iter().sum::<f64>();
+    let reached = sums.iter().position(|sum| {
+        let here = left < *sum;
+        left -= if here { 0.0 } else { *sum };
+        here
+    });
+    // Rounding of sums can leave a remainder of a few ulp; it belongs to the last token before it.
+    let block = reached.or_else(|| sums.iter().rposition(|sum| *sum > 0.0))?;
+    let (first, weights) = peaks.block(logits, block)?;
+    let weights = (first..).zip(weights.iter().copied()).filter(|(_, weight)| *weight > 0.0);
+    pick(left, weights.clone()).or_else(|| weights.last().map(|(id, _)| id))
 }
 
 /// The token in whose share `left` is.

@@ -6,7 +6,7 @@
 //! nothing that runs beside it.
 //!
 //! Tokens more than [`DEPTH`] nats below the best one are never drawn: all of them together weigh less than half a unit
-//! in the last place of an f32 sum. A row is read once, which leaves the largest value of each block; only blocks that can hold
+//! in the last place of an f32 sum. Weights of a whole row are summed up block by block. A row is read once, which leaves the largest value of each block; only blocks that can hold
 //! a candidate are looked at again. Nothing is allocated once the buffers have grown to a model's size.
 
 mod candidates;
@@ -21,6 +21,7 @@ use peaks::{Peak, Peaks};
 use penalty::Window;
 use random::Random;
 pub use random::draw_seed;
+use spillway_kernels::ops::Ops;
 use thiserror::Error;
 
 /// Nats below the best token beyond which a token is never drawn: 2^20 tokens of `e^-32` weigh 1.3e-8 together.
@@ -55,6 +56,9 @@ pub struct Sampler {
     window: Option<Window>,
     peaks: Peaks,
     candidates: Candidates,
+    /// Of the weights of each block of a row.
+    sums: Vec<f64>,
+    ops: Ops,
 }
 
 impl Sampler {
@@ -72,6 +76,8 @@ impl Sampler {
             window,
             peaks: Peaks::default(),
             candidates: Candidates::default(),
+            sums: Vec::new(),
+            ops: Ops::fastest(),
             params,
         }
     }
@@ -106,18 +112,19 @@ impl Sampler {
     fn draw(&mut self, logits: &mut [f32], best: Peak) -> u32 {
         let SamplingParams { temperature, top_k, top_p, min_p, .. } = self.params;
         let scale = Scale { best: best.value, inverse: 1.0 / temperature };
-        let (candidates, unit) = (&mut self.candidates, self.random.unit());
+        let (candidates, ops, unit) = (&mut self.candidates, self.ops, self.random.unit());
         if top_k > 0 {
-            candidates.take_top_k(logits, &mut self.peaks, scale, top_k as usize);
+            candidates.take_top_k(ops, logits, &mut self.peaks, scale, top_k as usize);
             if top_p < 1.0 {
                 candidates.keep_top_p(f64::from(top_p) * candidates.total());
             }
         } else if top_p < 1.0 {
-            candidates.take_top_p(logits, &self.peaks, scale, top_p);
+            candidates.take_top_p(ops, logits, &self.peaks, scale, top_p);
         } else if min_p > 0.0 {
-            candidates.take_about(logits, &self.peaks, scale, min_p);
+            candidates.take_about(ops, logits, &self.peaks, scale, min_p);
         } else {
-            return candidates::draw_from_all(logits, scale, unit).unwrap_or(best.index);
+            let drawn = candidates::draw_from_all(ops, logits, &self.peaks, scale, unit, &mut self.sums);
+            return drawn.unwrap_or(best.index);
         }
         candidates.keep_min_p(min_p);
         candidates.draw(unit).unwrap_or(best.index)

@@ -42,6 +42,17 @@ impl Peaks {
         Some(*value)
     }
 
+    /// All blocks of the row, each with its largest value.
+    pub fn blocks_mut<'a>(&'a self, values: &'a mut [f32]) -> impl Iterator<Item = (f32, &'a mut [f32])> {
+        self.blocks.iter().copied().zip(values.chunks_mut(BLOCK))
+    }
+
+    /// A block of the row, with the index of its first value.
+    pub fn block<'a>(&self, values: &'a [f32], number: usize) -> Option<(u32, &'a [f32])> {
+        let first = u32::try_from(number * BLOCK).ok()?;
+        Some((first, values.chunks(BLOCK).nth(number)?))
+    }
+
     /// The blocks of the row whose largest value is `wanted`, with the index of their first value.
     pub fn blocks<'a>(
         &'a self,

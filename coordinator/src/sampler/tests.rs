@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use spillway_kernels::ops::{Exponents, Ops};
 
 fn sampler(params: SamplingParams) -> Sampler {
     Sampler::new(params, &[])
@@ -144,10 +145,19 @@ fn defined(params: &SamplingParams, logits: &[f32]) -> Option<u32> {
         all.sort_by(by_weight);
         all.truncate(keep);
     }
-    all.iter_mut().for_each(|(_, weight)| *weight = weight.exp());
+    let weigh = |logs: &mut [f32]| {
+        f64::from(Ops::fastest().weigh(logs, Exponents { offset: 0.0, factor: 1.0, least: -DEPTH }))
+    };
+    all.iter_mut().for_each(|(_, weight)| {
+        weigh(std::slice::from_mut(weight));
+    });
     let total = |all: &[(u32, f32)]| all.iter().map(|(_, weight)| f64::from(*weight)).sum::<f64>();
+    let mut row: Vec<f32> = logits.iter().map(|logit| (logit - best) * (1.0 / params.temperature)).collect();
+    let blocks: Vec<f64> = row.chunks_mut(512).map(weigh).collect();
+    let of_row: f64 = blocks.iter().sum();
     if params.top_p < 1.0 {
-        let (wanted, mut sum) = (f64::from(params.top_p) * total(&all), 0.0);
+        let of_all = if keep > 0 { total(&all) } else { of_row };
+        let (wanted, mut sum) = (f64::from(params.top_p) * of_all, 0.0);
         all.sort_by(by_weight);
         let weights = all.iter().map(|(_, weight)| f64::from(*weight));
         let enough = weights.into_iter().position(|weight| {
@@ -157,7 +167,20 @@ fn defined(params: &SamplingParams, logits: &[f32]) -> Option<u32> {
         all.truncate(enough.map_or(all.len(), |index| index + 1));
     }
     all.retain(|(_, weight)| *weight >= params.min_p);
-    let mut left = Random::new(params.seed).unit() * total(&all);
+    let filtered = keep > 0 || params.top_p < 1.0 || params.min_p > 0.0;
+    let mut left = Random::new(params.seed).unit() * if filtered { total(&all) } else { of_row };
+    if !filtered {
+        // Block by block, then within one: what is before it is taken off by its sum.
+        let mut first = 0u32;
+        for sum in &blocks {
+            if left < *sum {
+                break;
+            }
+            left -= sum;
+            first += 512;
+        }
+        all.retain(|(id, _)| (first..first + 512).contains(id));
+    }
     let drawn = all.iter().find(|(_, weight)| {
         left -= f64::from(*weight);
         left < 0.0

@@ -102,6 +102,55 @@ pub(crate) unsafe fn sigmoid_mul<V: Lanes>(dst: &mut [f32], gate: &[f32]) {
     unsafe { for_each_vector!(len, dst, (d = dst, g = gate) => d.mul(math::sigmoid(g))) }
 }
 
+/// Exponents of weights: `(value - offset) * factor`, and the least that counts.
+#[derive(Debug, Clone, Copy)]
+pub struct Exponents {
+    /// What is taken off every value.
+    pub offset: f32,
+    /// What the difference is multiplied with.
+    pub factor: f32,
+    /// Values with an exponent below this weigh nothing.
+    pub least: f32,
+}
+
+/// `values = e^exponent`, or 0; `sum` is their sum, in an order that depends on the length only.
+///
+/// # Safety
+/// The instruction set of `V` is there.
+#[inline(always)]
+pub(crate) unsafe fn weigh<V: Lanes>(values: &mut [f32], exponents: Exponents, sum: &mut f32) {
+    let (len, at_values) = (values.len(), values.as_mut_ptr());
+    let Exponents { offset, factor, least } = exponents;
+    let mut sums = [V::splat(0.0); 2];
+    let mut at = 0;
+    // SAFETY: every access stays below `len`.
+    unsafe {
+        while at + LANES <= len {
+            let weights = weights(V::load(at_values.add(at)), offset, factor, least);
+            weights.store(at_values.add(at));
+            let turn = at / LANES % 2;
+            sums[turn] = sums[turn].add(weights);
+            at += LANES;
+        }
+        if at < len {
+            let rest = len - at;
+            store_first(
+                weights::<V>(load_first(at_values.add(at), rest), offset, factor, least),
+                at_values.add(at),
+                rest,
+            );
+            sums[0] = sums[0].add(load_first(at_values.add(at), rest));
+        }
+    }
+    *sum = sums[0].add(sums[1]).sum();
+}
+
+#[inline(always)]
+fn weights<V: Lanes>(values: V, offset: f32, factor: f32, least: f32) -> V {
+    let exponents = values.sub(V::splat(offset)).mul(V::splat(factor));
+    exponents.sub(V::splat(least)).if_negative(V::splat(0.0), math::exp(exponents))
+}
+
 /// `dst += src`.
 ///
 /// # Safety

@@ -49,6 +49,7 @@ kernel_table! {
     rms_norm(src: *const f32, dst: *mut f32, weight: &[f32], eps: f32) = rows::rms_norm;
     silu_mul(gate: &mut [f32], up: &[f32]) = rows::silu_mul;
     sigmoid_mul(dst: &mut [f32], gate: &[f32]) = rows::sigmoid_mul;
+    weigh(values: &mut [f32], exponents: rows::Exponents, sum: &mut f32) = rows::weigh;
     add(dst: &mut [f32], src: &[f32]) = rows::add;
     rope_halves(row: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) = rope::halves;
     rope_adjacent(row: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) = rope::adjacent;
@@ -60,6 +61,11 @@ kernel_table! {
     finish(state: attention::RowState<'_>, gate: Option<&[f32]>, out: &mut [f32]) = attention::finish;
     conv(job: &deltanet::Conv<'_>, out: &mut [f32]) = deltanet::conv;
     delta_rule(job: &mut deltanet::Head<'_>) = deltanet::delta_rule;
+}
+
+/// The table that needs nothing of a CPU.
+pub(crate) fn plain() -> &'static KernelTable {
+    &PLAIN
 }
 
 /// The table of `set`, or `None` where this CPU lacks it.

@@ -70,6 +70,34 @@ fn elementwise_agrees_with_the_definition() {
     }
 }
 
+/// Weights are exponentials of what counts, and their sum is theirs; no set of kernels gives other bits.
+#[test]
+fn weights_are_exponentials_and_sum_up() {
+    for n in [0, 1, 15, 16, 33, 512, 1000] {
+        let values: Vec<f32> = Noise(7).take(n).iter().map(|x| 30.0 * x).collect();
+        let exponents = Exponents { offset: 25.0, factor: 1.5, least: -40.0 };
+        let exact = |&value: &f32| {
+            let exponent = (value - 25.0) * 1.5;
+            if exponent < -40.0 { 0.0 } else { f64::from(exponent).exp() }
+        };
+        let mut weights = values.clone();
+        let sum = fastest().weigh(&mut weights, exponents);
+        for (weight, exact) in weights.iter().zip(values.iter().map(exact)) {
+            assert!((f64::from(*weight) - exact).abs() <= 2e-7 * exact, "{weight} for {exact}");
+        }
+        let whole: f64 = weights.iter().copied().map(f64::from).sum();
+        assert!((f64::from(sum) - whole).abs() <= 1e-6 * whole, "{sum} for {whole}");
+        for ops in every_set() {
+            let mut again = values.clone();
+            assert_eq!(ops.weigh(&mut again, exponents).to_bits(), sum.to_bits());
+            assert_eq!(bits(&again), bits(&weights));
+        }
+    }
+    let mut banned = [f32::NEG_INFINITY, 0.0];
+    assert_eq!(fastest().weigh(&mut banned, Exponents { offset: 0.0, factor: 1.0, least: -32.0 }), 1.0);
+    assert_eq!(banned, [0.0, 1.0]);
+}
+
 /// `[query | gate]` per head comes apart into queries and gates.
 #[test]
 fn split_heads_separates_pairs() {
