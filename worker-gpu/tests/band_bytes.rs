@@ -59,7 +59,7 @@ fn uploaded(model: &Arc<ModelFile>, residency: Residency) -> ([u64; 3], u64) {
     let mut frame = StepFrame::with_limits(&limits);
     let mut start = 0;
     let steps = [20, 20, 16].map(|tokens| {
-        let shape = SpanShape { sequence: 1, state_slot: 0, start, tokens, logits: LogitRows::None };
+        let shape = SpanShape { sequence: 1, state_slot: 0, start, tokens, logits: LogitRows::None, lifted: false };
         frame.begin(1, u64::from(start) + 1);
         start += tokens;
         let blocks = (start as usize).div_ceil(KV_BLOCK_TOKENS);

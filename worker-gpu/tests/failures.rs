@@ -73,7 +73,7 @@ impl Fixture {
         let mut start = 0;
         for (step, ids) in (1..).zip(steps) {
             let tokens = u32::try_from(ids.len()).unwrap();
-            let shape = SpanShape { sequence: 1, state_slot: 0, start, tokens, logits: LogitRows::Last };
+            let shape = SpanShape { sequence: 1, state_slot: 0, start, tokens, logits: LogitRows::Last, lifted: false };
             frame.begin(1, step);
             frame.push(shape, &[1], &limits).unwrap();
             start += tokens;

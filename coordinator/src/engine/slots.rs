@@ -6,6 +6,7 @@
 //! tokens, the longest unused first, when others need the slot or its blocks.
 
 use super::blocks::BlockPool;
+use super::lifts::Lifts;
 use spillway_protocol::plan::KV_BLOCK_TOKENS;
 
 /// One slot.
@@ -13,6 +14,8 @@ use spillway_protocol::plan::KV_BLOCK_TOKENS;
 struct Slot {
     /// Tokens whose keys, values and state the workers hold.
     log: Vec<u32>,
+    /// Which of them layers were lifted for.
+    lifts: Lifts,
     /// KV blocks in order of positions.
     blocks: Vec<u32>,
     busy: bool,
@@ -60,17 +63,25 @@ impl Slots {
         }
         self.slots[slot].busy = true;
         self.slots[slot].log.truncate(cached);
+        self.slots[slot].lifts.truncate(cached);
         self.make_room(wanted.saturating_sub(self.slots[slot].blocks.len()));
         self.pool.resize(&mut self.slots[slot].blocks, wanted);
         Some(Claim { slot, cached })
     }
 
-    /// Gives a slot back; `log` are the tokens that every stage has run.
-    pub(super) fn release(&mut self, slot: usize, log: &[u32]) {
+    /// What layers were lifted for of the tokens that a slot holds.
+    pub(super) fn lifts(&self, slot: usize) -> &Lifts {
+        &self.slots[slot].lifts
+    }
+
+    /// Gives a slot back; `log` are the tokens that every stage has run, with layers lifted for `lifts`.
+    pub(super) fn release(&mut self, slot: usize, log: &[u32], lifts: &Lifts) {
         self.releases += 1;
         let slot = &mut self.slots[slot];
         slot.log.clear();
         slot.log.extend_from_slice(log);
+        slot.lifts.clone_from(lifts);
+        slot.lifts.truncate(log.len());
         slot.busy = false;
         slot.released = self.releases;
         // Blocks that were reserved for an answer that ended early are of no use to anyone now.
@@ -146,7 +157,7 @@ mod tests {
         assert_eq!(slots.blocks(first.slot, B + 1).len(), 2, "a table reaches to the last token");
         assert_eq!(slots.claim(&[1], 3 * B, true), None, "two blocks are left");
         assert!(slots.claim(&[1], 2 * B, true).is_some());
-        slots.release(first.slot, &[1]);
+        slots.release(first.slot, &[1], &Lifts::default());
         assert_eq!(slots.blocks_used(), 2, "blocks of idle slots are not in use");
         assert!(slots.claim(&[9], 3 * B, true).is_some(), "and can be taken");
     }
@@ -162,10 +173,10 @@ mod tests {
     fn an_attending_model_continues_from_any_shared_prefix() {
         let mut slots = Slots::new(2, 100, true);
         let first = slots.claim(&tokens(0..50), 60, true).unwrap();
-        slots.release(first.slot, &tokens(0..55));
+        slots.release(first.slot, &tokens(0..55), &Lifts::default());
         let same = slots.claim(&tokens(0..50), 60, true).unwrap();
         assert_eq!(same, Claim { slot: first.slot, cached: 49 }, "the last prompt token runs again");
-        slots.release(same.slot, &tokens(0..55));
+        slots.release(same.slot, &tokens(0..55), &Lifts::default());
         let mut other = tokens(0..20);
         other.extend([999, 998]);
         assert_eq!(slots.claim(&other, 60, true).unwrap().cached, 20);
@@ -175,7 +186,7 @@ mod tests {
     fn a_recurrent_model_continues_only_from_the_exact_end() {
         let mut slots = Slots::new(2, 100, false);
         let first = slots.claim(&tokens(0..10), 60, true).unwrap();
-        slots.release(first.slot, &tokens(0..12));
+        slots.release(first.slot, &tokens(0..12), &Lifts::default());
         assert_eq!(slots.claim(&tokens(0..11), 60, true).unwrap().cached, 0, "would have to go back");
         assert_eq!(slots.claim(&tokens(0..13), 60, true).unwrap(), Claim { slot: first.slot, cached: 12 });
     }
@@ -184,7 +195,7 @@ mod tests {
     fn reuse_can_be_declined() {
         let mut slots = Slots::new(1, 100, true);
         let first = slots.claim(&tokens(0..10), 60, true).unwrap();
-        slots.release(first.slot, &tokens(0..10));
+        slots.release(first.slot, &tokens(0..10), &Lifts::default());
         assert_eq!(slots.claim(&tokens(0..10), 60, false).unwrap().cached, 0);
     }
 
@@ -193,8 +204,8 @@ mod tests {
         let mut slots = Slots::new(2, 100, true);
         let old = slots.claim(&tokens(0..10), 20, true).unwrap();
         let new = slots.claim(&tokens(100..110), 20, true).unwrap();
-        slots.release(old.slot, &tokens(0..10));
-        slots.release(new.slot, &tokens(100..110));
+        slots.release(old.slot, &tokens(0..10), &Lifts::default());
+        slots.release(new.slot, &tokens(100..110), &Lifts::default());
         let stranger = slots.claim(&tokens(500..510), 20, true).unwrap();
         assert_eq!(stranger, Claim { slot: old.slot, cached: 0 });
         assert_eq!(slots.claim(&tokens(100..110), 20, true).unwrap(), Claim { slot: new.slot, cached: 9 });
@@ -204,7 +215,7 @@ mod tests {
     fn forgetting_frees_the_blocks() {
         let mut slots = Slots::new(1, 4, true);
         let claim = slots.claim(&tokens(0..40), 64, true).unwrap();
-        slots.release(claim.slot, &tokens(0..40));
+        slots.release(claim.slot, &tokens(0..40), &Lifts::default());
         slots.forget();
         assert_eq!(slots.pool.free(), 4);
         assert_eq!(slots.claim(&tokens(0..40), 64, true).unwrap().cached, 0);

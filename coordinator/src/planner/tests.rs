@@ -54,12 +54,12 @@ fn model(layers: usize) -> ModelSummary {
 
 fn machine() -> Machine {
     let nodes = vec![NumaNode { id: 0, cpus: 8 }];
-    Machine { cpus: 8, nodes, available_bytes: 64 << 30, memory_bandwidth: None, gpus: GpuSurvey::default() }
+    Machine { cpus: 8, nodes, available_bytes: 64 << 30, memory_bandwidth: None, products: None, gpus: GpuSurvey::default() }
 }
 
 fn two_nodes() -> Machine {
     let nodes = vec![NumaNode { id: 0, cpus: 8 }, NumaNode { id: 1, cpus: 6 }];
-    Machine { cpus: 14, nodes, available_bytes: 64 << 30, memory_bandwidth: None, gpus: GpuSurvey::default() }
+    Machine { cpus: 14, nodes, available_bytes: 64 << 30, memory_bandwidth: None, products: None, gpus: GpuSurvey::default() }
 }
 
 fn counts(plan: &Plan) -> Vec<usize> {

@@ -95,7 +95,7 @@ impl Pipeline {
         for piece in pieces {
             let tokens = u32::try_from(piece.ids.len()).unwrap();
             let Piece { slot, start, logits, .. } = *piece;
-            let shape = SpanShape { sequence: slot.into(), state_slot: slot, start, tokens, logits };
+            let shape = SpanShape { sequence: slot.into(), state_slot: slot, start, tokens, logits, lifted: false };
             // Blocks of the sequences interleave, as they do after a while of serving.
             let blocks = (start + tokens).div_ceil(u32::try_from(KV_BLOCK_TOKENS).unwrap());
             let table: Vec<u32> = (0..blocks).map(|i| i * u32::try_from(SLOTS).unwrap() + slot).collect();

@@ -88,7 +88,7 @@ struct Harness {
 impl Harness {
     fn new(rewindable: bool, steps_in_flight: usize) -> Harness {
         Harness {
-            board: Board::new(LIMITS, rewindable, steps_in_flight),
+            board: Board::new(LIMITS, rewindable, steps_in_flight, None),
             workers: Workers::default(),
             under_way: VecDeque::new(),
             frame: StepFrame::with_limits(&LIMITS),
@@ -138,7 +138,7 @@ impl Harness {
         self.board.tell_recovering("device_replanned", "elsewhere");
         self.under_way.clear();
         self.workers = Workers::default();
-        self.board.resettle(FrameLimits { max_spans, kv_blocks, ..LIMITS }, 1);
+        self.board.resettle(FrameLimits { max_spans, kv_blocks, ..LIMITS }, 1, None);
     }
 
     fn run_out(&mut self) {

@@ -1,0 +1,116 @@
+//! Prompts of layers that spilled to CPU workers: whether the GPU behind them lifts these layers, and from how many tokens on.
+//!
+//! It then reads their weights from page-locked host memory, once a step, and has keys, values and states of its own for them. That is
+//! charged like everything else; unless it is asked for, it is done only where no KV block is lost by it.
+
+use super::budget;
+use super::cost::{self, Picoseconds};
+use super::layout::{Band, Processor};
+use super::request::{Prompts, Wishes};
+use super::{Machine, ModelSummary, Refusal};
+use spillway_protocol::plan::{Lift, Limits};
+use spillway_worker::states::{AreaSize, areas};
+use std::ops::Range;
+
+/// New tokens of a prompt from which on layers are lifted where speeds are not known.
+const UNMEASURED: usize = 32;
+
+/// What is lifted, and the bands and limits with it.
+#[derive(Debug)]
+pub(super) struct Lifted {
+    pub bands: Vec<Band>,
+    pub limits: Limits,
+    pub lift: Option<Lift>,
+    /// Why nothing is, although it could be.
+    pub warning: Option<String>,
+}
+
+/// Lifts what spilled to CPU workers, if the request and the memories allow it.
+///
+/// # Errors
+/// It must be lifted and does not fit.
+pub(super) fn lifted(
+    model: &ModelSummary,
+    machine: &Machine,
+    wishes: &Wishes,
+    bands: Vec<Band>,
+    limits: Limits,
+) -> Result<Lifted, Refusal> {
+    let unlifted = |bands, warning| Ok(Lifted { bands, limits, lift: None, warning });
+    let Some(stage) = bands.iter().position(|band| matches!(band.processor, Processor::Gpu(_))) else {
+        return unlifted(bands, None);
+    };
+    let layers = 0..bands[stage].layers.start;
+    if layers.is_empty() || wishes.prompts == Prompts::Cpu {
+        return unlifted(bands, None);
+    }
+    let (from, why) = threshold(model, machine, wishes, &layers);
+    if from > limits.max_seq {
+        return unlifted(bands, None);
+    }
+    let mut with = bands.clone();
+    with[stage].lifts = true;
+    let warning = match (budget::fit(model, machine, wishes, &with), wishes.prompts) {
+        (Ok(fitting), prompts) if prompts == Prompts::Gpu || fitting.kv_blocks == limits.kv_blocks => {
+            let shared = shared_bytes(model, &layers, &fitting);
+            let lift = Some(Lift { layers, stage, from, shared, why });
+            return Ok(Lifted { bands: with, limits: fitting, lift, warning: None });
+        }
+        (Err(refusal), Prompts::Gpu) => return Err(Refusal::PromptsOnGpu { reason: Box::new(refusal) }),
+        (Err(refusal), _) => refusal.to_string(),
+        (Ok(fitting), _) => format!(
+            "of {} KV blocks only {} would be left; offload_prompts `gpu` takes that",
+            limits.kv_blocks, fitting.kv_blocks
+        ),
+    };
+    let spilled = layers.len();
+    unlifted(bands, Some(format!("prompts of the {spilled} spilled layers run on the CPU, not on the GPU: {warning}")))
+}
+
+/// Bytes of the memory for the states of `layers`.
+pub(super) fn shared_bytes(model: &ModelSummary, layers: &Range<usize>, limits: &Limits) -> u64 {
+    let sizes = model.layers[layers.clone()].iter().map(|layer| -> &[AreaSize] { &layer.states });
+    areas(sizes, limits).0 as u64
+}
+
+/// New tokens from which on a prompt is faster with `layers` lifted, and what decided.
+fn threshold(
+    model: &ModelSummary,
+    machine: &Machine,
+    wishes: &Wishes,
+    layers: &Range<usize>,
+) -> (usize, String) {
+    if wishes.prompts == Prompts::Gpu {
+        return (1, "offload_prompts asks for it".to_owned());
+    }
+    let lifted = &model.layers[layers.clone()];
+    let speed = wishes.speeds.as_ref().and_then(|speeds| speeds.first());
+    let (Some(speed), Some(products)) = (speed, machine.products) else {
+        return (UNMEASURED, "speeds were not measured".to_owned());
+    };
+    let pass = cost::over_link(lifted.iter().map(|layer| layer.gpu.mapped).sum(), *speed);
+    let token = cost::multiplying(lifted.iter().map(|layer| layer.elements).sum(), products);
+    let why = format!(
+        "their weights take {:.1} ms over the bus, and the CPU {:.2} ms a token, as was measured",
+        pass.milliseconds(),
+        token.milliseconds()
+    );
+    (break_even(pass, token), why)
+}
+
+/// Tokens whose time on the CPU is that of a pass of the weights over the bus, at least 1.
+fn break_even(pass: Picoseconds, token: Picoseconds) -> usize {
+    usize::try_from(pass.0.div_ceil(token.0.max(1))).unwrap_or(usize::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_is_lifted_when_the_cpu_would_take_as_long_as_the_bus() {
+        let tokens = |pass, token| break_even(Picoseconds(pass), Picoseconds(token));
+        assert_eq!((tokens(40_000, 3_340), tokens(40_000, 40_000), tokens(40_000, 40_001)), (12, 1, 1));
+        assert_eq!((tokens(0, 5), tokens(7, 0)), (1, 7), "speeds beyond measure");
+    }
+}
