@@ -184,6 +184,7 @@ impl Setup {
                 epoch: EPOCH,
                 stage_index,
                 stage,
+                lift: None,
                 limits,
             }
         };
@@ -224,7 +225,8 @@ impl Setup {
         let mut frame = StepFrame::default();
         frame.begin(epoch, 1);
         let tokens = u32::try_from(ids.len()).unwrap();
-        let shape = SpanShape { sequence: 1, state_slot: 0, start: 0, tokens, logits: LogitRows::All, lifted: false };
+        let shape =
+            SpanShape { sequence: 1, state_slot: 0, start: 0, tokens, logits: LogitRows::All, lifted: false };
         let blocks: Vec<u32> = (0..tokens.div_ceil(32)).collect();
         frame.push(shape, &blocks, &self.limits).unwrap();
         let Wait::Ready(mut slot) = ring.wait(PATIENCE).unwrap() else { panic!("no room") };

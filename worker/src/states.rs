@@ -3,9 +3,9 @@
 //! One area for the keys and values of an attention step, two for a DeltaNet step (inputs of the convolution, matrices), layer after
 //! layer, each on a page of its own, all in the layout of the CPU's kernels. Both workers and the planner place them by what is here.
 
+use crate::band::Rings;
 use spillway_kernels::ops::attention::KvDims;
 use spillway_kernels::ops::deltanet::DeltaNetDims;
-use crate::band::Rings;
 use spillway_model::file::ModelFile;
 use spillway_model::program::{AttentionSpec, DeltaNetSpec, Layer, Step};
 use spillway_protocol::ShmError;
@@ -60,10 +60,7 @@ pub struct Area {
 }
 
 /// Places the areas of layers; the result is the bytes of all, then the areas of each layer.
-pub fn areas<'a>(
-    layers: impl Iterator<Item = &'a [AreaSize]>,
-    limits: &Limits,
-) -> (usize, Vec<Vec<Area>>) {
+pub fn areas<'a>(layers: impl Iterator<Item = &'a [AreaSize]>, limits: &Limits) -> (usize, Vec<Vec<Area>>) {
     let mut end = 0usize;
     let mut place = |size: &AreaSize| {
         let area = Area { at: end, bytes: size.bytes(limits) };

@@ -150,7 +150,11 @@ impl Board {
                 first_row: frame.logit_rows(),
                 rows: logits.count(tokens),
             };
-            frame.push(sequence.span(slot, tokens, logits, lifted)?, self.slots.blocks(slot, end), &self.limits)?;
+            frame.push(
+                sequence.span(slot, tokens, logits, lifted)?,
+                self.slots.blocks(slot, end),
+                &self.limits,
+            )?;
             ids.extend_from_slice(&sequence.tokens[sequence.sent..end]);
             sequence.sent = end;
             sequence.in_flight += 1;
@@ -288,12 +292,7 @@ impl Board {
 
     /// Goes on with workers of other limits that hold nothing; to be called after [`Self::rewind`]. Sequences that have no room
     /// any more wait for it, before those that never had any.
-    pub(super) fn resettle(
-        &mut self,
-        limits: FrameLimits,
-        steps_in_flight: usize,
-        lift_from: Option<usize>,
-    ) {
+    pub(super) fn resettle(&mut self, limits: FrameLimits, steps_in_flight: usize, lift_from: Option<usize>) {
         let mut live: Vec<Sequence> = std::mem::take(&mut self.live).into_iter().flatten().collect();
         live.sort_by_key(|sequence| std::cmp::Reverse(sequence.id));
         live.into_iter().for_each(|sequence| self.waiting.push_front(sequence.into()));

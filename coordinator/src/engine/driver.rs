@@ -171,8 +171,11 @@ impl Driver {
             None => (Err(self.shared.failure().unwrap_or_else(RequestError::stopped)), Ok(())),
             Some(_) if !idle => (Err(RequestError::busy()), Ok(())),
             Some(pipeline) => {
-                let way =
-                    Way { steps: self.steps_in_flight, lift_from: lift_from(&self.plan), limits: &self.limits };
+                let way = Way {
+                    steps: self.steps_in_flight,
+                    lift_from: lift_from(&self.plan),
+                    limits: &self.limits,
+                };
                 match bench::run(&job.request, &mut self.board, pipeline, way) {
                     Ok(result) => (Ok(result), Ok(())),
                     Err(error) => (Err(RequestError::worker(&error)), Err(error)),

@@ -69,7 +69,9 @@ impl Waiting {
         let Waiting { id, prompt, chunk, mut output, resumed } = self;
         match &resumed {
             Some(resumed) => lifts.extend(&resumed.lifts, cached),
-            None if lift_from.is_some_and(|from| prompt_len - cached >= from) => lifts.push(cached..prompt_len),
+            None if lift_from.is_some_and(|from| prompt_len - cached >= from) => {
+                lifts.push(cached..prompt_len)
+            }
             None => {}
         }
         if let Output::Answer(answer) = &mut output

@@ -88,7 +88,8 @@ fn decoding_bytes(plan: &Plan, stage: usize) -> StageBytes {
     let bytes = plan.stages[stage].bytes;
     match &plan.lift {
         Some(lift) if lift.stage == stage => {
-            let sum = |of: fn(&StageBytes) -> u64| plan.stages[..stage].iter().map(|stage| of(&stage.bytes)).sum();
+            let sum =
+                |of: fn(&StageBytes) -> u64| plan.stages[..stage].iter().map(|stage| of(&stage.bytes)).sum();
             StageBytes {
                 kv: bytes.kv.saturating_sub(sum(|bytes| bytes.kv)),
                 state: bytes.state.saturating_sub(sum(|bytes| bytes.state)),

@@ -6,14 +6,17 @@
 use super::budget;
 use super::cost::{self, Picoseconds};
 use super::layout::{Band, Processor};
-use super::request::{Prompts, Wishes};
-use super::{Machine, ModelSummary, Refusal};
-use spillway_protocol::plan::{Lift, Limits};
+use super::request::{Division, Offload, Prompts, Wishes};
+use super::{Machine, ModelSummary, Refusal, place};
+use spillway_protocol::plan::{Lift, Limits, Plan, Residency, Stage};
 use spillway_worker::states::{AreaSize, areas};
 use std::ops::Range;
 
 /// New tokens of a prompt from which on layers are lifted where speeds are not known.
 const UNMEASURED: usize = 32;
+
+/// How the warning begins.
+const WARNING: &str = "prompts run on the CPU";
 
 /// What is lifted, and the bands and limits with it.
 #[derive(Debug)]
@@ -64,7 +67,24 @@ pub(super) fn lifted(
         ),
     };
     let spilled = layers.len();
-    unlifted(bands, Some(format!("prompts of the {spilled} spilled layers run on the CPU, not on the GPU: {warning}")))
+    let warning = format!("{WARNING} in the {spilled} layers that spilled, not on the GPU: {warning}");
+    unlifted(bands, Some(warning))
+}
+
+/// Where prompts run on the CPU for want of memory, says with how many resident layers less they would not.
+pub(super) fn with_advice(mut plan: Plan, model: &ModelSummary, machine: &Machine, wishes: &Wishes) -> Plan {
+    let on_device = |stage: &Stage| stage.residency.iter().filter(|home| **home == Residency::Device).count();
+    let resident: usize = plan.stages.iter().map(on_device).sum();
+    let wishes = Wishes { offload: Offload::Cpu, ..wishes.clone() };
+    let lifts = |fewer: &usize| place(model, machine, &wishes, *fewer).is_ok_and(|plan| plan.lift.is_some());
+    let may_move = plan.lift.is_none() && !matches!(wishes.division, Division::Explicit(_));
+    // The warning about prompts is the last one.
+    if let Some(warning) = plan.warnings.last_mut().filter(|warning| may_move && warning.starts_with(WARNING))
+        && let Some(fewer) = (1..resident).rev().find(lifts)
+    {
+        warning.push_str(&format!("; with gpu_layer_budget {fewer} they would run there"));
+    }
+    plan
 }
 
 /// Bytes of the memory for the states of `layers`.

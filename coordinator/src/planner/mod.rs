@@ -49,6 +49,7 @@ pub use summary::{GpuSizes, LayerSizes, ModelSummary};
 pub fn plan(model: &ModelSummary, machine: &Machine, request: &PlacementRequest) -> Result<Plan, Refusal> {
     let wishes = request.read(model, &machine.gpus)?;
     place_as(model, machine, request, &wishes)
+        .map(|plan| lift::with_advice(plan, model, machine, &wishes))
         .map_err(|refusal| advice::with_advice(refusal, model, machine, request, &wishes))
 }
 

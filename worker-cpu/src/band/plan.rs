@@ -2,9 +2,9 @@
 
 use crate::load::{LoadError, Loader, Need};
 use spillway_kernels::activations::{Codes, Forms};
+use spillway_kernels::ops::SharedPart;
 use spillway_kernels::ops::attention::{AttentionDims, KvCache, KvElement};
 use spillway_kernels::ops::deltanet::{DeltaNet, RecurrentState};
-use spillway_kernels::ops::SharedPart;
 use spillway_kernels::pack::PackedMatrix;
 use spillway_model::program::{AttentionSpec, Buf, Layer, Step, WeightRef};
 use spillway_worker::fuse::{self, Fused, Projection, Target, fuse};

@@ -78,12 +78,7 @@ impl Facts {
     }
 
     /// The same for the last `spans` of a step, as if they were all of it.
-    pub fn upload_of(
-        &mut self,
-        stream: &Stream,
-        frame: &StepFrame,
-        spans: &[Span],
-    ) -> Result<(), BandError> {
+    pub fn upload_of(&mut self, stream: &Stream, frame: &StepFrame, spans: &[Span]) -> Result<(), BandError> {
         self.collect(frame, spans);
         let offsets = self.offsets(self.rows.len());
         let end = offsets.tables + size_of_val(self.tables.as_slice());

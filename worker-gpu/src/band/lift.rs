@@ -281,7 +281,9 @@ impl Unit<'_> {
             }
         }
         match way {
-            Way::FromDevice if !memory.write(at, &cast_slice::<u32, u8>(unit)[..bytes]) => Err(outside("states")),
+            Way::FromDevice if !memory.write(at, &cast_slice::<u32, u8>(unit)[..bytes]) => {
+                Err(outside("states"))
+            }
             _ => Ok(()),
         }
     }

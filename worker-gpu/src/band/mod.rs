@@ -141,7 +141,8 @@ impl Band {
         let layer_needs: Vec<LayerNeeds> = layers.iter().map(LayerNeeds::of).collect();
         let groups = mapped_groups(model, layers, &residency)?.into_iter();
         let needs = Needs::new(ModelWidths::of(program), &layer_needs, spec.head, spec.limits);
-        let needs = if spec.lifted.is_empty() { needs.with_mapped(groups) } else { needs.with_lifted(groups) };
+        let needs =
+            if spec.lifted.is_empty() { needs.with_mapped(groups) } else { needs.with_lifted(groups) };
         let scratch_bytes = needs.scratch();
         let (mut memory, stream) = (Arena::new(device), Stream::new(device)?);
 
