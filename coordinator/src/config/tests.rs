@@ -152,7 +152,7 @@ fn of_several_variables_the_own_one_wins_and_all_are_told() {
 fn every_setting_of_a_load_reaches_the_placement() {
     let of_placement = |setting: &&&Setting| setting.scope == Scope::Load && setting.param.is_some();
     let settings = SETTINGS.iter().filter(of_placement);
-    assert_eq!(settings.clone().count(), 18);
+    assert_eq!(settings.clone().count(), 19);
     for setting in settings {
         let text = |word: &str| (word.to_owned(), format!("Some({word:?})"));
         let (value, shown) = match setting.kind {

@@ -102,8 +102,8 @@ impl Board {
     /// request is not overtaken for ever.
     pub(super) fn admit(&mut self) {
         while let Some(request) = self.waiting.front() {
-            let reuse = matches!(request.output, Output::Answer(_));
-            let Some(claim) = self.slots.claim(&request.prompt, request.length(), reuse) else { return };
+            let claim = self.slots.claim(&request.prompt, request.length(), request.reuse());
+            let Some(claim) = claim else { return };
             let Some(request) = self.waiting.pop_front() else { return };
             let lifts = self.slots.lifts(claim.slot).clone();
             let sequence = request.begin(claim.cached, lifts, self.lift_from, self.limits.max_tokens);

@@ -32,6 +32,19 @@ impl Lifts {
         });
     }
 
+    /// The first position that is lifted in one of both only.
+    pub(super) fn agree_until(&self, other: &Lifts) -> usize {
+        let mut position = 0;
+        while position < usize::MAX {
+            let ((one, until), (two, two_until)) = (self.at(position), other.at(position));
+            if one != two {
+                return position;
+            }
+            position = until.min(two_until);
+        }
+        position
+    }
+
     /// Whether `position` is lifted, and the first one behind it that is run otherwise.
     pub(super) fn at(&self, position: usize) -> (bool, usize) {
         match self.0.iter().find(|range| position < range.end) {
@@ -69,6 +82,9 @@ mod tests {
                 prop_assert!((position..until.min(100)).all(|other| lifts.at(other).0 == lifted));
                 prop_assert_eq!(later.at(position).0, list[position] && position >= start);
             }
+            let differ = |position: &usize| lifts.at(*position).0 != later.at(*position).0;
+            prop_assert_eq!(lifts.agree_until(&later), (0..200).find(differ).unwrap_or(usize::MAX));
+            prop_assert_eq!(lifts.agree_until(&lifts), usize::MAX);
         }
     }
 }

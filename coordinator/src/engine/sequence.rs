@@ -5,6 +5,7 @@ use super::lifts::Lifts;
 use super::request::{FinishReason, RequestError, RequestId};
 use super::schedule::Ready;
 use super::score::ScoreSender;
+use super::slots::Reuse;
 use crate::workers::WorkerError;
 use spillway_protocol::frame::{FrameError, LogitRows, SpanShape};
 
@@ -46,6 +47,15 @@ impl Waiting {
     /// Tokens that the user gave.
     pub(super) fn prompt_len(&self) -> usize {
         self.resumed.as_ref().map_or(self.prompt.len(), |resumed| resumed.prompt_len)
+    }
+
+    /// What it may continue from: scores are of every position.
+    pub(super) fn reuse(&self) -> Reuse<'_> {
+        match (&self.output, &self.resumed) {
+            (Output::Score(_), _) => Reuse::Nothing,
+            (Output::Answer(_), Some(resumed)) => Reuse::AsRun(&resumed.lifts),
+            (Output::Answer(_), None) => Reuse::Any,
+        }
     }
 
     /// Tokens to reserve room for.

@@ -7,7 +7,7 @@ use super::budget;
 use super::cost::{self, Picoseconds};
 use super::layout::{Band, Processor};
 use super::request::{Division, Offload, Prompts, Wishes};
-use super::{Machine, ModelSummary, Refusal, place};
+use super::{Machine, ModelSummary, Refusal, bytes, place};
 use spillway_protocol::plan::{Lift, Limits, Plan, Residency, Stage};
 use spillway_worker::states::{AreaSize, areas};
 use std::ops::Range;
@@ -53,22 +53,39 @@ pub(super) fn lifted(
     }
     let mut with = bands.clone();
     with[stage].lifts = true;
-    let warning = match (budget::fit(model, machine, wishes, &with), wishes.prompts) {
-        (Ok(fitting), prompts) if prompts == Prompts::Gpu || fitting.kv_blocks == limits.kv_blocks => {
+    let forced = wishes.prompts == Prompts::Gpu;
+    let reason = match budget::fit(model, machine, wishes, &with) {
+        Ok(fitting) if forced || fitting.kv_blocks == limits.kv_blocks => {
             let shared = shared_bytes(model, &layers, &fitting);
             let lift = Some(Lift { layers, stage, from, shared, why });
             return Ok(Lifted { bands: with, limits: fitting, lift, warning: None });
         }
-        (Err(refusal), Prompts::Gpu) => return Err(Refusal::PromptsOnGpu { reason: Box::new(refusal) }),
-        (Err(refusal), _) => refusal.to_string(),
-        (Ok(fitting), _) => format!(
-            "of {} KV blocks only {} would be left; offload_prompts `gpu` takes that",
+        Err(refusal) if forced => {
+            return Err(Refusal::PromptsOnGpu { reason: reason(&refusal), code: refusal.code() });
+        }
+        Err(refusal) => reason(&refusal),
+        Ok(fitting) => format!(
+            "of {} KV blocks {} would be left; offload_prompts `gpu` takes the others",
             limits.kv_blocks, fitting.kv_blocks
         ),
     };
     let spilled = layers.len();
-    let warning = format!("{WARNING} in the {spilled} layers that spilled, not on the GPU: {warning}");
+    let warning = format!("{WARNING} in the {spilled} layers that spilled, not on the GPU: {reason}");
     unlifted(bands, Some(warning))
+}
+
+/// What is in the way, without the advice that is for others.
+fn reason(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::PinnedMemory { mapped, pinned, cap, available } => format!(
+            "{} of weights and {} of buffers would be page-locked, and only {}, half of the {} available, may be",
+            bytes(*mapped),
+            bytes(*pinned),
+            bytes(*cap),
+            bytes(*available)
+        ),
+        other => other.to_string(),
+    }
 }
 
 /// Where prompts run on the CPU for want of memory, says with how many resident layers less they would not.

@@ -245,8 +245,10 @@ pub enum Refusal {
     /// The GPU is to run spilled layers for prompts, and there is no memory for that.
     #[error("offload_prompts `gpu` takes memory that is not there: {reason}; `auto` or `cpu` takes none")]
     PromptsOnGpu {
-        /// The refusal of the placement with it.
-        reason: Box<Refusal>,
+        /// Which memory, with the arithmetic.
+        reason: String,
+        /// Code of the refusal of the placement with it.
+        code: &'static str,
     },
     /// A choice of peer copies that does not exist.
     #[error("peer_copies is `{asked}`, but must be `auto` or `off`")]
@@ -485,7 +487,7 @@ impl Refusal {
             Refusal::KvTypeUnknown { .. } => "kv_type_unknown",
             Refusal::ActivationsUnknown { .. } => "activations_unknown",
             Refusal::OffloadPromptsUnknown { .. } => "offload_prompts_unknown",
-            Refusal::PromptsOnGpu { reason } => reason.code(),
+            Refusal::PromptsOnGpu { code, .. } => code,
             Refusal::PeerCopiesUnknown { .. } => "peer_copies_unknown",
             Refusal::OutOfRange { .. } => "placement_out_of_range",
             Refusal::MaxSeqBeyondModel { .. } => "max_seq_beyond_model",

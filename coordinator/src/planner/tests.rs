@@ -10,6 +10,7 @@ use spillway_worker_gpu::band::{LayerNeeds, ModelWidths};
 
 mod auto;
 mod gpus;
+mod lift;
 mod properties;
 mod replay;
 mod shapes;
@@ -319,7 +320,7 @@ prop_compose! {
                    head_bytes in 0u64..1 << 32, vocab in 1usize..300_000) -> ModelSummary {
         let layers: Vec<LayerSizes> = layers.into_iter()
             .map(|(weights, kv_elements, state_values, width)| LayerSizes {
-                weights, elements: weights, kv_elements, state_values,
+                weights, elements: weights, kv_elements, state_values, states: vec![],
                 buffers: vec![width, width / 2],
                 hidden: width / 3,
                 widest_input: width / 4,

@@ -209,6 +209,6 @@ mod tests {
             assert_eq!(row.map(|setting| flag_help(setting)), Some(help.to_string()), "{name}");
             seen += 1;
         }
-        assert_eq!(seen, 27);
+        assert_eq!(seen, 28);
     }
 }
