@@ -5,17 +5,24 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
+#[path = "support/engine.rs"]
+mod fixture;
 #[path = "support/gpu.rs"]
 mod gpu;
 mod support;
 
+use fixture::{answer, greedy, logits, open, prompt, signal_worker, submit};
 use gpu::{can_compile, command, run};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use spillway::engine::{Engine, EngineOptions};
 use spillway_model::testing::TinyModel;
-use std::path::Path;
+use spillway_protocol::plan::Plan;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
-use support::{Daemon, Models, is_terminal, signal};
+use support::{Models, spillway};
 
 /// Ids of a prompt, separated by commas.
 fn ids(count: u32) -> String {
@@ -24,7 +31,7 @@ fn ids(count: u32) -> String {
 }
 
 /// Standard output of `logits` for a prompt on GPUs, and what the CPU said it computed.
-fn logits(model: &Path, count: u32, devices: &str, more: &[&str]) -> (String, Vec<String>) {
+fn scored(model: &Path, count: u32, devices: &str, more: &[&str]) -> (String, Vec<String>) {
     let ids = ids(count);
     let args = ["logits", "--json", "--quiet", "--ids", &ids, "--devices", devices, "-m"];
     on_gpus(&[&args[..], &[model.to_str().unwrap()], more].concat())
@@ -61,7 +68,7 @@ fn a_lifted_prompt_has_the_bits_of_a_gpu_with_everything() {
         let one = "emulated";
         let with =
             |who, devices, more: &[&str]| logits(&model, 70, devices, &[&SPILLED[..], &[who], more].concat());
-        let resident = logits(&model, 70, one, &[]).0;
+        let resident = scored(&model, 70, one, &[]).0;
         for (devices, more) in [
             (one, &["--chunk", "64"][..]),
             (one, &["--chunk", "7", "--cpu-workers", "3"]),
@@ -86,7 +93,7 @@ fn a_prompt_is_lifted_from_the_planned_length_on() {
     let models = Models::new();
     let model = models.write("seven", &TinyModel::new("qwen35").layers(7));
     for (count, told) in [(31, 1), (32, 0)] {
-        let (_, by_cpu) = logits(&model, count, "emulated", &[&SPILLED[..], &["auto"]].concat());
+        let (_, by_cpu) = scored(&model, count, "emulated", &[&SPILLED[..], &["auto"]].concat());
         assert_eq!(by_cpu.len(), told, "{count}: {by_cpu:?}");
     }
     let args = ["plan", "--json", "--devices", "emulated", "-m", model.to_str().unwrap()];
@@ -122,6 +129,39 @@ fn answers_go_on_from_lifted_prompts() {
     }
 }
 
+/// An engine with a model of seven layers, four of them spilled to two CPU workers. Prompts take many steps, two of which are under way at
+/// a time.
+struct Rig {
+    models: Models,
+    model: PathBuf,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let models = Models::new();
+        let model = models.write("talk.gguf", &TinyModel::new("qwen35").layers(7).q8_0());
+        // Workers get the environment of this process, which has no cache of kernels.
+        let worker = format!(
+            "#!/bin/sh\nSPILLWAY_KERNEL_CACHE='{}' exec '{}' \"$@\"\n",
+            gpu::cache().display(),
+            spillway(["-"]).get_program().display()
+        );
+        fs::write(models.path("worker"), worker).unwrap();
+        fs::set_permissions(models.path("worker"), fs::Permissions::from_mode(0o700)).unwrap();
+        Rig { models, model }
+    }
+
+    fn start(&self) -> Engine {
+        let sizes = ["--chunk", "4", "--cpu-workers", "2", "--threads", "1", "--max-seq", "256"];
+        let args = ["plan", "--json", "--devices", "emulated", "-m", self.model.to_str().unwrap()];
+        let plan = run(&[&args[..], &SPILLED, &["gpu"], &sizes].concat()).json();
+        let plan: Plan = serde_json::from_value(plan).unwrap();
+        let worker_exe = Some(self.models.path("worker"));
+        let options = EngineOptions { worker_exe, steps_in_flight: Some(2), ..EngineOptions::default() };
+        Engine::start(open(&self.model), plan, options, |_| {}).unwrap()
+    }
+}
+
 /// When a worker is killed in the second turn of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum When {
@@ -129,111 +169,60 @@ enum When {
     Answer,
 }
 
-/// A daemon with a model of seven layers, four of them spilled; prompts take many steps.
-fn daemon(models: &Models) -> Daemon {
-    let mut daemon = Daemon::spawn(command(&["daemon"]));
-    let model = models.write("talk.gguf", &TinyModel::new("qwen35").layers(7).q8_0());
-    let params = json!({"devices": "emulated", "gpu_layer_budget": 3, "offload_exec": "cpu", "offload_prompts": "gpu",
-        "chunk": 4});
-    daemon.main.load(&model, params);
-    daemon
-}
-
-fn raw(id: &str, prompt: &str, seed: u32) -> Value {
-    json!({"type": "generate", "id": id, "prompt": prompt, "raw": true, "temperature": 1.5, "top_p": 1, "seed": seed,
-        "max_tokens": 20, "ignore_eos": true})
-}
-
-/// The text of an answer and its last event; the worker of a stage is killed in it.
-fn answer(daemon: &mut Daemon, request: Value, killed: Option<(usize, When)>) -> (String, Value) {
-    let (id, workers) = (request["id"].clone(), daemon.workers());
-    let kill = |now| {
-        if let Some((stage, when)) = killed.filter(|(_, when)| *when == now) {
-            // Into the prompt, which takes longer.
-            std::thread::park_timeout(Duration::from_millis(if when == When::Prompt { 30 } else { 0 }));
-            signal(workers[stage], Signal::SIGKILL);
+/// Two turns of a conversation, the second one on top of what the first one left, and the worker of a stage killed in it: what was
+/// answered.
+fn talk(engine: &Engine, killed: Option<(usize, When)>) -> [Vec<u32>; 2] {
+    let mut ids = prompt(1, 60);
+    let first = answer(engine, greedy(&ids, 20));
+    ids.extend(&first.token_ids);
+    ids.extend(prompt(2, 60));
+    let running = submit(engine, greedy(&ids, 20));
+    if let Some((stage, when)) = killed {
+        match when {
+            When::Prompt => std::thread::park_timeout(Duration::from_millis(20)),
+            When::Answer => running.tokens(5),
         }
-    };
-    daemon.main.send(request);
-    kill(When::Prompt);
-    let mut text = String::new();
-    loop {
-        let event = daemon.main.next();
-        if event["id"] != id {
-            continue;
-        }
-        if is_terminal(&event) {
-            assert_eq!(event["type"], "done", "{event}");
-            return (text, event);
-        }
-        if event["type"] == "token" {
-            if text.is_empty() {
-                kill(When::Answer);
-            }
-            text.push_str(event["text"].as_str().unwrap());
-        }
+        signal_worker(engine, stage, Signal::SIGKILL);
     }
-}
-
-/// Two turns of a conversation, the second one on top of what the first one left, and a worker killed in it: the answers, and the
-/// last event.
-fn talk(daemon: &mut Daemon, killed: Option<(usize, When)>) -> ([String; 2], Value) {
-    let mut prompt = "the word of the other word ".repeat(3);
-    let (first, _) = answer(daemon, raw("first", &prompt, 5), None);
-    prompt.push_str(&first);
-    prompt.push_str(&" and one more word".repeat(6));
-    let (second, end) = answer(daemon, raw("second", &prompt, 6), killed);
-    ([first, second], end)
+    let second = running.done();
+    assert_eq!(second.timings.cached_tokens, 60 + 19, "the last token of the first answer was never run");
+    [first.token_ids, second.token_ids]
 }
 
 /// Whichever worker ends in whatever part of an answer: sequences are run again as they were run, prompts by the GPU, answers by the CPU.
 #[test]
-fn a_killed_worker_changes_no_text() {
+fn a_killed_worker_changes_no_token() {
     if !can_compile() {
         return;
     }
-    let models = Models::new();
-    let mut undisturbed = daemon(&models);
-    let (expected, end) = talk(&mut undisturbed, None);
-    assert!(end["cached_tokens"].as_u64().unwrap() > 20, "the second turn goes on from the first: {end}");
-    undisturbed.finish();
-    for stage in 0..2 {
+    let rig = Rig::new();
+    let expected = talk(&rig.start(), None);
+    for stage in 0..3 {
         for when in [When::Prompt, When::Answer] {
-            let mut daemon = daemon(&models);
-            assert_eq!(talk(&mut daemon, Some((stage, when))).0, expected, "stage {stage}, {when:?}");
-            let diag = daemon.main.ask(json!({"type": "diag"}), "diag");
-            assert_eq!(diag["restarts"], 1, "{diag}");
-            daemon.finish();
+            let engine = rig.start();
+            assert_eq!(talk(&engine, Some((stage, when))), expected, "stage {stage}, {when:?}");
+            assert_eq!(engine.status().restarts, 1, "stage {stage}, {when:?}");
         }
     }
 }
 
-/// Prompts and answers of several requests share steps, some lifted and some not; each text is that of the request alone.
+/// Prompts and answers of several requests share steps, some lifted and some not; each answer is that of the request alone, and every
+/// bit of a prompt's logits is the same in chunks of any size.
 #[test]
-fn what_runs_beside_it_changes_no_text() {
+fn what_shares_a_step_changes_no_token() {
     if !can_compile() {
         return;
     }
-    let models = Models::new();
-    let request = |index: u32| {
-        let words = "the word of the other word ".repeat(1 + index as usize);
-        raw(&format!("r{index}"), &format!("{index} {words}"), index)
-    };
-    let mut daemon = daemon(&models);
-    let alone: Vec<String> = (0..4).map(|index| answer(&mut daemon, request(index), None).0).collect();
-    daemon.finish();
-    let mut daemon = self::daemon(&models);
-    (0..4).for_each(|index| daemon.main.send(request(index)));
-    let mut together = vec![String::new(); 4];
-    let mut open = 4;
-    while open > 0 {
-        let event = daemon.main.next();
-        let index = event["id"].as_str().and_then(|id| id.strip_prefix('r')?.parse::<usize>().ok());
-        if let Some(text) = index.filter(|_| event["type"] == "token").map(|index| &mut together[index]) {
-            text.push_str(event["text"].as_str().unwrap());
-        }
-        open -= usize::from(is_terminal(&event));
+    let engine = Rig::new().start();
+    let request = |seed: u32| greedy(&prompt(seed, 10 + 25 * seed), 20);
+    let alone: Vec<Vec<u32>> = (0..4).map(|seed| answer(&engine, request(seed)).token_ids).collect();
+    let together: Vec<_> = (0..4).map(|seed| submit(&engine, request(seed))).collect();
+    for (running, alone) in together.iter().zip(&alone) {
+        assert_eq!(running.done().token_ids, *alone);
     }
-    assert_eq!(together, alone);
-    daemon.finish();
+    let ids = prompt(7, 70);
+    let whole = logits(&engine, &ids, 4);
+    for chunk in [1, 3] {
+        assert!(logits(&engine, &ids, chunk) == whole, "chunks of {chunk}");
+    }
 }

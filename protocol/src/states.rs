@@ -2,8 +2,9 @@
 //! are, and a GPU worker that runs the CPU worker's layers for prompts ([`crate::plan::Lift`]).
 //!
 //! The two take turns, sequence by sequence: what belongs to a span of a step (its state slot, its KV blocks) is touched by the
-//! worker that runs the span, and by no other until that step has been answered. The coordinator sends no tokens of a sequence to
-//! the other worker before, so the rings order all accesses.
+//! worker that runs the span, and by no other meanwhile. Steps reach the GPU's worker through the CPU's, which has done its part by then; and
+//! after a span that the GPU runs, the coordinator sends the CPU nothing of the sequence before that step has been answered. So the
+//! rings order all accesses.
 
 use crate::shm::{Segment, ShmError};
 use std::num::NonZeroUsize;

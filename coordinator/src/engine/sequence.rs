@@ -164,11 +164,14 @@ impl Sequence {
         condemned
     }
 
-    /// The tokens that may come next in one span: layers are lifted for all of them, or for none.
+    /// The tokens that may come next in one span: layers are lifted for all of them, or for none. After lifted ones the CPU finds
+    /// the state when they have come back, no sooner.
     pub(super) fn ready(&self, slot: usize) -> Ready {
         let decoding = self.sent >= self.prompt_len;
         let (lifted, until) = self.lifts.at(self.sent);
-        let pending = self.tokens.len().min(until) - self.sent;
+        let was_lifted = self.sent.checked_sub(1).is_some_and(|last| self.lifts.at(last).0);
+        let waits = was_lifted && !lifted && self.in_flight > 0;
+        let pending = if waits { 0 } else { self.tokens.len().min(until) - self.sent };
         Ready { slot, pending, decoding, lifted, chunk: self.chunk }
     }
 

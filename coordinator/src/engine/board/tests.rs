@@ -99,8 +99,8 @@ fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
 struct Harness {
     board: Board,
     workers: Workers,
-    /// Steps under way: frame, ids, rows.
-    under_way: VecDeque<Vec<Vec<f32>>>,
+    /// Rows of steps under way, and the sequences that layers are lifted for in them.
+    under_way: VecDeque<(Vec<Vec<f32>>, Vec<u64>)>,
     frame: StepFrame,
     ids: Vec<u32>,
     step: u64,
@@ -141,10 +141,17 @@ impl Harness {
             if !self.board.next_step(1, self.step, &mut self.frame, &mut self.ids).unwrap() {
                 break;
             }
-            self.under_way.push_back(self.workers.run(&self.frame, &self.ids));
+            let of = |lifted: bool| {
+                let spans = self.frame.spans().iter().filter(move |span| span.shape.lifted == lifted);
+                spans.map(|span| span.shape.sequence)
+            };
+            let is_lifted = |id: &u64| self.under_way.iter().any(|(_, lifted)| lifted.contains(id));
+            assert!(!of(false).any(|id| is_lifted(&id)), "the state is still with the GPU");
+            let lifted = of(true).collect();
+            self.under_way.push_back((self.workers.run(&self.frame, &self.ids), lifted));
         }
         self.board.deliver();
-        if let Some(rows) = self.under_way.pop_front() {
+        if let Some((rows, _)) = self.under_way.pop_front() {
             assert_eq!(rows.len(), self.board.expected_rows());
             for (row, mut logits) in rows.into_iter().enumerate() {
                 self.board.row(row, &mut logits);
@@ -159,7 +166,8 @@ impl Harness {
         self.board.tell_recovering("device_replanned", "elsewhere");
         self.under_way.clear();
         self.workers = Workers { known: std::mem::take(&mut self.workers.known), ..Workers::default() };
-        self.board.resettle(FrameLimits { max_spans, kv_blocks, ..LIMITS }, 1, Some(LIFT_FROM));
+        let (limits, steps) = (FrameLimits { max_spans, kv_blocks, ..LIMITS }, self.board.steps_in_flight);
+        self.board.resettle(limits, steps, Some(LIFT_FROM));
     }
 
     fn run_out(&mut self) {

@@ -129,7 +129,7 @@ fn without_room_prompts_stay_on_the_cpu_and_the_plan_says_what_would_help() {
     );
     // A little more, and blocks of further sequences are in the way: they are not given up unasked.
     let mut seen = [false; 2];
-    for mib in enough..enough + 400 {
+    for mib in (enough..enough + 1500).step_by(7) {
         let [cpu, auto] = ["cpu", "auto"].map(|who| placed(&host(mib), &spilled(Some(who))));
         assert_eq!(auto.limits, cpu.limits, "{mib}");
         let forced = plan(&model(16), &host(mib), &spilled(Some("gpu")));
