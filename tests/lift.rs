@@ -67,7 +67,7 @@ fn a_lifted_prompt_has_the_bits_of_a_gpu_with_everything() {
         let model = models.write(name, &model.layers(7));
         let one = "emulated";
         let with =
-            |who, devices, more: &[&str]| logits(&model, 70, devices, &[&SPILLED[..], &[who], more].concat());
+            |who, devices, more: &[&str]| scored(&model, 70, devices, &[&SPILLED[..], &[who], more].concat());
         let resident = scored(&model, 70, one, &[]).0;
         for (devices, more) in [
             (one, &["--chunk", "64"][..]),

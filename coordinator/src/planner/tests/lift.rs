@@ -12,7 +12,8 @@ fn host(mib: u64) -> Machine {
 /// Twelve of sixteen layers on the GPU, the others on the CPU.
 fn spilled(prompts: Option<&str>) -> PlacementRequest {
     let (gpu_layer_budget, offload_exec) = (text("12"), text("cpu"));
-    PlacementRequest { gpu_layer_budget, offload_exec, offload_prompts: prompts.and_then(text), ..on("0") }
+    let offload_prompts = prompts.and_then(text);
+    PlacementRequest { gpu_layer_budget, offload_exec, offload_prompts, chunk: Some(512), ..on("0") }
 }
 
 fn placed(machine: &Machine, request: &PlacementRequest) -> Plan {
