@@ -75,12 +75,12 @@ mod tests {
             let mut later = Lifts::default();
             later.extend(&lifts, start);
             lifts.truncate(end);
-            for position in 0..100 {
+            for (position, &listed) in list.iter().enumerate().take(100) {
                 let (lifted, until) = lifts.at(position);
-                prop_assert_eq!(lifted, list[position] && position < end);
+                prop_assert_eq!(lifted, listed && position < end);
                 prop_assert!(until > position);
                 prop_assert!((position..until.min(100)).all(|other| lifts.at(other).0 == lifted));
-                prop_assert_eq!(later.at(position).0, list[position] && position >= start);
+                prop_assert_eq!(later.at(position).0, listed && position >= start);
             }
             let differ = |position: &usize| lifts.at(*position).0 != later.at(*position).0;
             prop_assert_eq!(lifts.agree_until(&later), (0..200).find(differ).unwrap_or(usize::MAX));

@@ -41,7 +41,7 @@ impl Scratch {
     }
 
     /// The same for the rows of a residual of width `d_model` from `row` on.
-    pub fn from_row(&self, row: usize, d_model: usize) -> Result<Self, HipError> {
+    pub fn starting_at(&self, row: usize, d_model: usize) -> Result<Self, HipError> {
         let mut scratch = self.clone();
         let (residual, skipped) = (&mut scratch.buffers[0], row * d_model * size_of::<f32>());
         *residual = residual.part(skipped, residual.len().saturating_sub(skipped))?;

@@ -320,7 +320,7 @@ impl Band {
         facts.upload_of(stream, frame, lifted)?;
         let (tokens, spans, context) = (frame.tokens() - first, lifted.len(), context(lifted));
         let placed = &facts.placed(tokens)?;
-        let scratch = &scratch.from_row(first, self.d_model)?;
+        let scratch = &scratch.starting_at(first, self.d_model)?;
         let streaming = streaming.as_mut().filter(|_| is_streamed(tokens));
         let streamed = streaming.map(|streaming| Streamed { streaming, blocks });
         let step = Step { kernels, stream, scratch, facts, placed, tokens, spans, context, streamed };

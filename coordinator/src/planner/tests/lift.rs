@@ -83,11 +83,10 @@ fn measured_speeds_say_which_prompts_are_lifted() {
         machine.gpus.gpus[0].speed = link.map(|link| reads(100_000, link));
         placed(&machine, &spilled(prompts)).lift.map(|lift| (lift.from, lift.why))
     };
-    // 40 MiB at the reached part of 1000 MiB a second, against 80 million multiplications a token at 8 billion a second.
+    // 40 MiB at 88 hundredths of 1000 MiB a second are 45.5 ms; 80 million multiplications at 8 billion a second are 10 ms a token.
     let (tokens, why) = from(Some(1000), Some(8_000_000_000), None).unwrap();
-    let [pass, token] = [40.0 / 1000.0 * 100.0 / f64::from(LINK_SHARE), 0.010];
-    assert_eq!(tokens, (pass / token).ceil() as usize, "{why}");
-    assert!(why.contains("10.00 ms a token") && why.contains("over the bus"), "{why}");
+    assert_eq!(tokens, 5, "{why}");
+    assert!(why.contains("45.5 ms over the bus") && why.contains("10.00 ms a token"), "{why}");
     assert_eq!(from(Some(1000), Some(8_000_000_000), Some("auto")).unwrap().0, tokens);
     assert_eq!(from(Some(100_000), Some(1_000_000_000), None).unwrap().0, 1);
     for unknown in [from(None, Some(1), None), from(Some(1), None, None)] {
@@ -97,9 +96,6 @@ fn measured_speeds_say_which_prompts_are_lifted() {
     assert_eq!(from(Some(1), Some(1 << 50), Some("gpu")).unwrap().0, 1);
     assert_eq!(from(Some(1000), Some(1), Some("cpu")), None);
 }
-
-/// Hundredths of a link's measured speed that reads reach.
-const LINK_SHARE: u32 = 88;
 
 #[test]
 fn without_room_prompts_stay_on_the_cpu_and_the_plan_says_what_would_help() {
@@ -147,7 +143,7 @@ fn without_room_prompts_stay_on_the_cpu_and_the_plan_says_what_would_help() {
 
 #[test]
 fn page_locked_memory_has_its_limit() {
-    let poor = Machine { available_bytes: 400 * MIB, ..host(8000) };
+    let poor = Machine { available_bytes: 450 * MIB, ..host(8000) };
     let one = |prompts| PlacementRequest { parallel: Some(1), max_seq: Some(256), ..spilled(prompts) };
     let mut large = model(16);
     large.layers.iter_mut().for_each(|layer| layer.gpu.mapped = 60 * MIB);
