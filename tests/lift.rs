@@ -16,7 +16,7 @@ use gpu::{can_compile, command, run};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use spillway::engine::{Engine, EngineOptions};
-use spillway_model::testing::TinyModel;
+use spillway_model::testing::{TinyModel, oracles};
 use spillway_protocol::plan::Plan;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -129,8 +129,8 @@ fn answers_go_on_from_lifted_prompts() {
     }
 }
 
-/// An engine with a model of seven layers, four of them spilled to two CPU workers. Prompts take many steps, two of which are under way at
-/// a time.
+/// Starts engines: three layers of a model are on a GPU, the others on two CPU workers. Prompts take many steps, two of which are under
+/// way at a time.
 struct Rig {
     models: Models,
     model: PathBuf,
@@ -152,9 +152,13 @@ impl Rig {
     }
 
     fn start(&self) -> Engine {
-        let sizes = ["--chunk", "4", "--cpu-workers", "2", "--threads", "1", "--max-seq", "256"];
+        self.start_with("gpu")
+    }
+
+    fn start_with(&self, prompts: &str) -> Engine {
+        let sizes = ["--chunk", "4", "--cpu-workers", "2", "--threads", "1", "--max-seq", "384"];
         let args = ["plan", "--json", "--devices", "emulated", "-m", self.model.to_str().unwrap()];
-        let plan = run(&[&args[..], &SPILLED, &["gpu"], &sizes].concat()).json();
+        let plan = run(&[&args[..], &SPILLED, &[prompts], &sizes].concat()).json();
         let plan: Plan = serde_json::from_value(plan).unwrap();
         let worker_exe = Some(self.models.path("worker"));
         let options = EngineOptions { worker_exe, steps_in_flight: Some(2), ..EngineOptions::default() };
@@ -224,5 +228,35 @@ fn what_shares_a_step_changes_no_token() {
     let whole = logits(&engine, &ids, 4);
     for chunk in [1, 3] {
         assert!(logits(&engine, &ids, chunk) == whole, "chunks of {chunk}");
+    }
+}
+
+/// Unquantised files: after a prompt that was lifted, and after one that was not, the CPU goes on with the tokens that transformers goes on
+/// with.
+#[test]
+fn answers_agree_with_transformers_whoever_ran_the_prompt() {
+    let Some(folder) = oracles() else { return };
+    if !can_compile() {
+        return;
+    }
+    for name in ["qwen3", "qwen35"] {
+        let golden = fs::read(folder.join(name).join("compact.json")).unwrap();
+        let golden: Value = serde_json::from_slice(&golden).unwrap();
+        let model = folder.join(name).join(format!("{name}-bf16.gguf"));
+        let rig = Rig { model, ..Rig::new() };
+        for prompts in ["gpu", "cpu"] {
+            let engine = rig.start_with(prompts);
+            for (length, sequence) in golden["seqs"].as_object().unwrap() {
+                let ids = |field: &str| -> Vec<u32> {
+                    let ids = sequence[field].as_array().unwrap().iter();
+                    ids.map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect()
+                };
+                let (prompt, expected) = (ids("ids"), ids("greedy"));
+                if prompt.len() + expected.len() <= 384 {
+                    let found = answer(&engine, greedy(&prompt, expected.len())).token_ids;
+                    assert_eq!(found, expected, "{name}, {length} tokens, prompts by the {prompts}");
+                }
+            }
+        }
     }
 }

@@ -84,7 +84,7 @@ pub(super) fn token_time(plan: &Plan, machine: &Machine) -> Option<Picoseconds> 
 }
 
 /// What a stage is charged for, without what it has for prompts alone: the states of lifted layers once more, and their weights.
-fn decoding_bytes(plan: &Plan, stage: usize) -> StageBytes {
+pub(crate) fn decoding_bytes(plan: &Plan, stage: usize) -> StageBytes {
     let bytes = plan.stages[stage].bytes;
     match &plan.lift {
         Some(lift) if lift.stage == stage => {

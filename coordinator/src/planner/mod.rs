@@ -27,6 +27,7 @@ mod summary;
 mod why;
 
 pub use advice::Advice;
+pub(crate) use cost::decoding_bytes;
 pub use gpus::{DeviceWish, Gpu, GpuSurvey};
 use layout::{Band, Processor};
 pub use machine::{Machine, NumaNode};

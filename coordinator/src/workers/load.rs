@@ -247,6 +247,9 @@ fn spill_report<'a>(stages: impl Iterator<Item = (&'a Execution, &'a LoadStats)>
             Execution::Gpu { device } => format!("device {}", device.index),
         };
         report.push_str(&format!("; stage {stage} on {processor} runs {}", stats.formats.join(" ")));
+        if stats.lifted_bytes > 0 {
+            report.push_str(", and what spilled for prompts");
+        }
     }
     Some(report)
 }

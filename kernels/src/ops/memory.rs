@@ -99,3 +99,29 @@ fn private(what: &'static str, bytes: usize) -> Result<MmapMut, OpsError> {
     }
     Ok(map)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory that stays mapped while anyone holds it, as pages.
+    fn part(bytes: usize, skipped: usize) -> SharedPart {
+        let mut map = MmapOptions::new().len(bytes + skipped).map_anon().unwrap();
+        map.fill(0);
+        let start = NonNull::new(map.as_mut_ptr()).unwrap();
+        // SAFETY: the part is inside the mapping, which the keeper holds, and nobody else has it.
+        unsafe { SharedPart::new(start.add(skipped), bytes, Arc::new(map)) }
+    }
+
+    #[test]
+    fn shared_memory_is_written_where_it_is_and_must_be_large_enough_and_aligned() {
+        let memory = part(64, 0);
+        let mut one = Lazy::<f32>::new("some", 16, Some(memory.clone())).unwrap();
+        one.values_mut()[15] = 7.0;
+        drop(one);
+        assert_eq!(Lazy::<f32>::new("some", 16, Some(memory.clone())).unwrap().values()[15], 7.0);
+        let refused = |part| Lazy::<f32>::new("some", 17, Some(part)).unwrap_err().code();
+        assert_eq!((refused(memory), refused(part(68, 1))), ("op_shape", "op_shape"));
+        assert_eq!(Lazy::<f32>::new("some", 3, None).unwrap().values(), [0.0; 3]);
+    }
+}
