@@ -174,7 +174,7 @@ fn workers_that_do_not_start_are_an_error_and_leave_nothing() {
         (r"printf '\000\000\000\000' >&3; exec sleep 100", "worker_protocol", "frame of 0 bytes"),
         // Loaded, without having been asked to load.
         (
-            r"printf '\011\000\000\000\002\000\000\000\000\000\000\000\000' >&3; exec sleep 100",
+            r"printf '\012\000\000\000\002\000\000\000\000\000\000\000\000\000' >&3; exec sleep 100",
             "worker_protocol",
             "while spawning",
         ),

@@ -327,7 +327,7 @@ fn a_worker_whose_ring_makes_no_sense_is_replaced() {
         Nonsense { stage: 0, act: overwrite, words: "beyond the slots" },
         Nonsense { stage: 0, act: close_consumer, words: "closed its ring" },
     ];
-    let fds = WorkerArgs::standard(0);
+    let fds = WorkerArgs::standard(0, false);
     for (nth, Nonsense { stage, act, words }) in table.into_iter().enumerate() {
         let worker = pids(&engine)[stage];
         let fd = if stage == LAST { fds.ring_out_fd } else { fds.ring_in_fd };
@@ -367,7 +367,7 @@ fn workers_whose_ring_makes_no_sense_are_replaced() {
     let request = || greedy(&prompt(1, 20), 40);
     let undisturbed = answer(&engine, request()).token_ids;
     let worker = pids(&engine)[2];
-    let fd = WorkerArgs::standard(0).ring_in_fd;
+    let fd = WorkerArgs::standard(0, false).ring_in_fd;
     overwrite(&engine, OpenOptions::new().write(true).open(format!("/proc/{worker}/fd/{fd}")).unwrap());
     assert_eq!(answer(&engine, request()).token_ids, undisturbed);
     let status = engine.status();

@@ -99,6 +99,8 @@ fn bands_that_cannot_be() {
         ),
         (json!({"devices": "0,2", "split": "evenly"}), "split_unknown", &["`evenly`", "`uniform`"]),
         (json!({"split": "auto"}), "needs_gpu", &["split"]),
+        (json!({"offload_prompts": "gpu"}), "needs_gpu", &["offload_prompts"]),
+        (json!({"devices": 0, "offload_prompts": "both"}), "offload_prompts_unknown", &["`both`", "`auto`"]),
         (json!({"devices": "0,2", "split": "bytes:1GiB,1,1"}), "size_count", &["3 sizes", "2 devices"]),
         (json!({"max_seq": 0}), "placement_out_of_range", &["max_seq is 0", "between 1 and 512"]),
         (json!({"max_seq": 513}), "max_seq_beyond_model", &["513", "512"]),

@@ -76,9 +76,14 @@ fn host_with(gpus: GpuSurvey, request: &PlacementRequest, missing: MissingSpeeds
     let host = Machine::detect();
     // Without the speed of any GPU it decides nothing.
     let known = gpus.gpus.iter().any(|gpu| gpu.speed.is_some());
-    let speed =
-        if request.asks_for_host_speed() && known { host_speed(request, &host, missing) } else { None };
-    Machine { gpus, memory_bandwidth: speed.map(|speed| speed.memory), ..host }
+    let speed = match () {
+        () if !known => None,
+        () if request.asks_for_host_speed() => host_speed(request, &host, missing),
+        () if request.weighs_prompts() => host_speed(request, &host, MissingSpeeds::Accept),
+        () => None,
+    };
+    let (memory_bandwidth, products) = (speed.map(|speed| speed.memory), speed.map(|speed| speed.products));
+    Machine { gpus, memory_bandwidth, products, ..host }
 }
 
 /// How fast CPU workers of `request` read the memory of `host`.

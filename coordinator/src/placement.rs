@@ -158,6 +158,8 @@ fn request_of(plan: &Plan) -> PlacementRequest {
         split: (gpus.len() > 1).then(|| "auto".to_owned()),
         gpu_layer_budget: spills.then(|| of(Residency::Device).to_string()),
         offload_exec: spills.then(|| if of(Residency::Host) > 0 { "cpu" } else { "pcie" }.to_owned()),
+        // Lifting again what is lifted, if there is memory for it on what is left.
+        offload_prompts: Some(if plan.lift.is_some() { "auto" } else { "cpu" }.to_owned()),
         max_seq: Some(max_seq),
         parallel: Some(max_sequences),
         threads: threads.max().filter(|_| one_number),
@@ -242,7 +244,8 @@ mod tests {
             max_step_tokens: 17,
             max_logit_rows: 6,
         };
-        Plan { version: PLAN_VERSION, model, limits, peer_copies: false, stages, warnings: Vec::new() }
+        let (lift, warnings) = (None, Vec::new());
+        Plan { version: PLAN_VERSION, model, limits, peer_copies: false, stages, lift, warnings }
     }
 
     /// Cards are asked for by their numbers, and everything that changes results or sizes stays.
@@ -267,6 +270,7 @@ mod tests {
             split: text("auto"),
             gpu_layer_budget: text("7"),
             offload_exec: text("cpu"),
+            offload_prompts: text("cpu"),
             max_seq: Some(99),
             threads: Some(5),
             parallel: Some(3),

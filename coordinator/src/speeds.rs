@@ -1,21 +1,24 @@
-//! How fast this host reads its memory, as CPU workers do: one of the numbers that placement by speed needs beside those of GPUs.
+//! How fast this host reads its memory and multiplies, as CPU workers do: the numbers that placement by speed needs beside those of GPUs.
 
 use serde::{Deserialize, Serialize};
 use spillway_kernels::membw::{BUFFER_BYTES, read_bandwidth};
 use spillway_kernels::pool::ThreadPool;
+use spillway_kernels::products::multiplications;
 use spillway_worker_gpu::devices::Measure;
 use spillway_worker_gpu::measurements::Measurements;
 
 /// Part of the available memory that is read at most: one in so many bytes.
 const SHARE: u64 = 4;
 
-/// Speed of the host's memory.
+/// Speed of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostSpeed {
     /// Threads that read together.
     pub threads: usize,
     /// Bytes a second that they read.
     pub memory: u64,
+    /// Multiplications of weights a second that they do for prompts.
+    pub products: u64,
 }
 
 impl HostSpeed {
@@ -42,9 +45,10 @@ impl HostSpeed {
         let pool = ThreadPool::new(threads).map_err(|error| error.to_string())?;
         let measured = read_bandwidth(&pool, buffer).map_err(|error| error.to_string())?;
         // The fastest pass: what a busy moment takes away comes back.
-        let speed = HostSpeed { threads, memory: whole(measured.best) };
+        let products = multiplications(&pool).map_err(|error| error.to_string())?;
+        let speed = HostSpeed { threads, memory: whole(measured.best), products: whole(products) };
         if let Err(error) = results.store(&subject(&cpu_name(&cpu_info()), threads), &speed) {
-            tracing::warn!(%error, "the speed of the host's memory cannot be kept; it will be measured again");
+            tracing::warn!(%error, "the speed of the host cannot be kept; it will be measured again");
         }
         Ok(speed)
     }
@@ -52,8 +56,8 @@ impl HostSpeed {
 
 /// At least 1, so that it can be divided by.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the conversion saturates")]
-fn whole(bytes_per_second: f64) -> u64 {
-    (bytes_per_second as u64).max(1)
+fn whole(per_second: f64) -> u64 {
+    (per_second as u64).max(1)
 }
 
 /// What a speed is kept under: a folder may be shared by several machines.
@@ -93,7 +97,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let results = Measurements::new(folder.path().to_owned());
         assert_eq!(HostSpeed::look_up(&results, 3), None);
-        let kept = HostSpeed { threads: 3, memory: 5 };
+        let kept = HostSpeed { threads: 3, memory: 5, products: 7 };
         results.store(&subject(&cpu_name(&cpu_info()), 3), &kept).unwrap();
         assert_eq!(HostSpeed::measure(&results, 3, 0, Measure::Missing), Ok(kept));
         assert_eq!(HostSpeed::look_up(&results, 4), None, "other threads, another speed");

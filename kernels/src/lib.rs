@@ -12,4 +12,5 @@ pub mod membw;
 pub mod ops;
 pub mod pack;
 pub mod pool;
+pub mod products;
 pub mod topology;

@@ -16,6 +16,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
+pub use memory::SharedPart;
 pub use rope::{RopePairing, RopeTable};
 pub use rows::Exponents;
 

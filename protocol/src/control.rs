@@ -5,9 +5,10 @@
 //! Conversation: worker `Hello` → coordinator `Load` → worker `Progress`* → `Loaded` or `Failed`. Then links are arranged, where
 //! two stages may reach each other's memory: `Offer` → `Offered` with the later one, `Connect` → `Connected` with the earlier
 //! one. After `Serve` the worker serves step frames from its incoming ring until `Shutdown` or end-of-file. Links may be arranged
-//! anew between steps, when a neighbour has been replaced.
+//! anew between steps, when a neighbour has been replaced; `Begin` → `Begun` then tells a stage that writes memory of another one
+//! where the steps of the time before end.
 
-use crate::plan::{Limits, Stage};
+use crate::plan::{Lift, Limits, Stage};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -27,6 +28,8 @@ pub struct LoadBand {
     pub stage_index: usize,
     /// The band.
     pub stage: Stage,
+    /// What is lifted past this stage, or by it.
+    pub lift: Option<Lift>,
     /// Sizes that hold for every stage.
     pub limits: Limits,
 }
@@ -40,6 +43,8 @@ pub enum ToWorker {
     Offer,
     /// Write residual rows into the next stage's device from now on; none: into the ring.
     Connect(Option<DeviceShare>),
+    /// A pipeline incarnation begins: drop frames of earlier ones. Answered when no step of them is under way any more.
+    Begin(u64),
     /// All links are arranged: serve steps.
     Serve,
     /// Finish the step in hand, free everything, exit 0.
@@ -47,9 +52,9 @@ pub enum ToWorker {
 }
 
 impl ToWorker {
-    /// Whether this is a request about links, or the end of them.
+    /// Whether this is a request about links or incarnations, or the end of them.
     pub fn arranges(&self) -> bool {
-        matches!(self, ToWorker::Offer | ToWorker::Connect(_) | ToWorker::Serve)
+        matches!(self, ToWorker::Offer | ToWorker::Connect(_) | ToWorker::Begin(_) | ToWorker::Serve)
     }
 }
 
@@ -77,6 +82,8 @@ pub struct LoadStats {
     pub host_bytes: u64,
     /// Weights of each layer of the band, as stored.
     pub layers: Vec<LayerBytes>,
+    /// Weights of layers that are lifted by this stage, in page-locked host memory.
+    pub lifted_bytes: u64,
     /// Formats of the matrices of the band's layers.
     pub formats: Vec<String>,
     /// Name of the kernel set that computes (for example `avx512vnni`).
@@ -128,6 +135,8 @@ pub enum FromWorker {
     Offered(Result<DeviceShare, String>),
     /// Answer to `Connect`: whether the memory can be written, or why not.
     Connected(Result<(), String>),
+    /// Answer to `Begin`: nothing of an earlier incarnation is written to shared memory any more.
+    Begun,
     /// Loading or serving ended with an error; the worker exits after this.
     Failed {
         /// Stable code, for example `file_changed`, `out_of_memory`.
@@ -138,4 +147,4 @@ pub enum FromWorker {
 }
 
 /// Version of control messages, step frames, rings and status pages together.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;

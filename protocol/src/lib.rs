@@ -7,6 +7,7 @@ pub mod jsonl;
 pub mod plan;
 pub mod ring;
 pub mod shm;
+pub mod states;
 pub mod status;
 mod sync;
 

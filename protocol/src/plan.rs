@@ -28,6 +28,13 @@ impl Stage {
     }
 }
 
+impl Plan {
+    /// What is lifted past, or by, the stage at this place.
+    pub fn lift_at(&self, stage: usize) -> Option<&Lift> {
+        self.lift.as_ref().filter(|lift| stage <= lift.stage)
+    }
+}
+
 impl GpuDevice {
     /// Whether both are one card, whatever number it has by now.
     pub fn is_same_card(&self, other: &GpuDevice) -> bool {
@@ -204,6 +211,22 @@ pub struct Limits {
     pub max_logit_rows: usize,
 }
 
+/// Layers that spilled to CPU workers and that a GPU runs for prompts in their place: it reads their weights from page-locked
+/// host memory, and their states lie in memory that both reach.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lift {
+    /// The layers: all that CPU workers run, the first of the model.
+    pub layers: Range<usize>,
+    /// Place in the pipeline of the stage that lifts them: the one behind the CPU workers.
+    pub stage: usize,
+    /// New tokens of a prompt from which on it is run so; at least 1.
+    pub from: usize,
+    /// Bytes of the memory that holds keys, values and states of the layers; charged to the CPU workers' `kv` and `state`.
+    pub shared: u64,
+    /// What decided, one sentence.
+    pub why: String,
+}
+
 /// Format version that [`Plan::version`] carries.
 pub const PLAN_VERSION: u32 = 1;
 
@@ -220,6 +243,9 @@ pub struct Plan {
     pub peer_copies: bool,
     /// Stages in pipeline order; the first embeds, the last has the head.
     pub stages: Vec<Stage>,
+    /// What a GPU runs for prompts in place of CPU workers.
+    #[serde(default)]
+    pub lift: Option<Lift>,
     /// What was asked for and is not done as asked, one sentence each.
     pub warnings: Vec<String>,
 }

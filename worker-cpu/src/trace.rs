@@ -29,9 +29,13 @@ impl ExecTrace {
         Self { seen: on.then(BTreeSet::new), layers, formats: formats.join(" ") }
     }
 
-    /// Prints a line if the step is the first of its kind.
+    /// Prints a line if what is computed here of the step is the first of its kind: nothing is of what is lifted.
     pub fn see(&mut self, frame: &StepFrame) {
-        if let Some(line) = self.line((frame.tokens(), frame.spans().len(), frame.logit_rows())) {
+        let (spans, _, tokens) = frame.by_lift();
+        let rows = spans.iter().map(|span| span.shape.logits.count(span.shape.tokens as usize)).sum();
+        if tokens > 0
+            && let Some(line) = self.line((tokens, spans.len(), rows))
+        {
             eprintln!("{line}");
         }
     }

@@ -12,6 +12,7 @@ use spillway_protocol::plan::Execution;
 use spillway_protocol::ring::SPIN_LIMIT;
 use spillway_worker::band::{Logits, LogitsSink};
 use spillway_worker::residual::{Incoming, Outgoing};
+use spillway_worker::states::SharedStates;
 use spillway_worker::weights::format_names;
 use spillway_worker::{LoadProgress, Loaded, ProcessError, Rings, Worker};
 use std::sync::Arc;
@@ -33,7 +34,7 @@ impl Worker for CpuWorker {
     fn load(
         model: &Arc<ModelFile>,
         load: &LoadBand,
-        _rings: &Rings,
+        rings: &Rings,
         progress: &mut LoadProgress<'_>,
     ) -> Result<Loaded<Traced>, ProcessError> {
         let Execution::Cpu { threads, node } = load.stage.execution else {
@@ -48,7 +49,8 @@ impl Worker for CpuWorker {
             head: load.stage.head,
             limits: load.limits,
         };
-        let band = Band::load(model, spec, pool(threads, node)?, progress)?;
+        let states = SharedStates::of_load(model, load, rings)?;
+        let band = Band::load(model, spec, states.as_ref(), pool(threads, node)?, progress)?;
         let stats = LoadStats {
             host_bytes: band.bytes().private(),
             layers: band

@@ -54,12 +54,13 @@ fn a_decode_step_allocates_nothing() {
     };
     let frames = FrameLimits::new(&spec.limits, program.d_model, program.vocab);
     let pool = ThreadPool::new(2).unwrap();
-    let mut band = Band::load(&model, spec, pool, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let mut band = Band::load(&model, spec, None, pool, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let mut frame = StepFrame::with_limits(&frames);
     let table = [0, 1, 2, 3];
     for position in 0..100 {
         let logits = LogitRows::Last;
-        let shape = SpanShape { sequence: 7, state_slot: 0, start: position, tokens: 1, logits };
+        let shape =
+            SpanShape { sequence: 7, state_slot: 0, start: position, tokens: 1, logits, lifted: false };
         frame.begin(1, position.into());
         frame.push(shape, &table[..=position as usize / 32], &frames).unwrap();
         // What grows to its size in the first steps has grown by now.

@@ -184,6 +184,7 @@ impl Setup {
                 epoch: EPOCH,
                 stage_index,
                 stage,
+                lift: None,
                 limits,
             }
         };
@@ -198,7 +199,7 @@ impl Setup {
     }
 
     fn start(&self) -> Vec<Worker> {
-        let args = WorkerArgs::standard(std::process::id());
+        let args = WorkerArgs::standard(std::process::id(), false);
         self.rings.windows(2).map(|pair| Worker::start(&pair[0], &pair[1], args)).collect()
     }
 
@@ -224,7 +225,8 @@ impl Setup {
         let mut frame = StepFrame::default();
         frame.begin(epoch, 1);
         let tokens = u32::try_from(ids.len()).unwrap();
-        let shape = SpanShape { sequence: 1, state_slot: 0, start: 0, tokens, logits: LogitRows::All };
+        let shape =
+            SpanShape { sequence: 1, state_slot: 0, start: 0, tokens, logits: LogitRows::All, lifted: false };
         let blocks: Vec<u32> = (0..tokens.div_ceil(32)).collect();
         frame.push(shape, &blocks, &self.limits).unwrap();
         let Wait::Ready(mut slot) = ring.wait(PATIENCE).unwrap() else { panic!("no room") };
@@ -373,7 +375,7 @@ fn load_errors_are_reported(model: &Path) {
 
 fn a_worker_of_another_parent_ends_at_once(model: &Path) {
     let setup = Setup::single(model);
-    let args = WorkerArgs::standard(1);
+    let args = WorkerArgs::standard(1, false);
     let mut worker = Worker::start(&setup.rings[0], &setup.rings[1], args);
     assert_eq!(worker.control.receive(Some(PATIENCE)).unwrap(), Received::Closed);
     assert_eq!(worker.exit(PATIENCE).code(), Some(4));
@@ -382,7 +384,7 @@ fn a_worker_of_another_parent_ends_at_once(model: &Path) {
 fn bad_arguments_and_descriptors_are_refused(_model: &Path) {
     let code = |argv: Vec<OsString>| spawn(argv, Vec::new()).wait().unwrap().code();
     assert_eq!(code(vec![CpuWorker::NAME.into(), "--help".into()]), Some(2));
-    let args = WorkerArgs::standard(std::process::id());
+    let args = WorkerArgs::standard(std::process::id(), false);
     let twice = WorkerArgs { ring_in_fd: args.ring_out_fd, ..args };
     let not_open = WorkerArgs { control_fd: 900, ring_in_fd: 901, ring_out_fd: 902, status_fd: 903, ..args };
     for args in [twice, not_open] {

@@ -12,6 +12,7 @@ use spillway_protocol::frame::StepFrame;
 use spillway_protocol::plan::{Execution, GpuDevice};
 use spillway_worker::band::LogitsSink;
 use spillway_worker::residual::{Incoming, Outgoing};
+use spillway_worker::states::SharedStates;
 use spillway_worker::weights::format_names;
 use spillway_worker::{LoadProgress, Loaded, ProcessError, Rings, Worker};
 use std::path::Path;
@@ -73,20 +74,24 @@ impl Worker for GpuWorker {
             ));
         };
         let device = open(planned)?;
+        let states = SharedStates::of_load(model, load, rings)?;
+        let lift = load.lift.as_ref().filter(|lift| lift.stage == load.stage_index);
         let spec = BandSpec {
             layers: load.stage.layers.clone(),
+            lifted: lift.map(|lift| lift.layers.clone()).unwrap_or_default(),
             embed: load.stage.embed,
             head: load.stage.head,
             residency: load.stage.residency.clone(),
             limits: load.limits,
         };
         let compiler = KernelCompiler::new(compiler_settings());
-        let mut band = Band::load(model, spec, &device, &compiler, progress)?;
+        let mut band = Band::load(model, spec, states.as_ref(), &device, &compiler, progress)?;
         band.use_rings(rings);
         let stats = LoadStats {
             device_bytes: device.ledger().device_bytes() as u64,
             pinned_bytes: device.ledger().pinned_bytes() as u64,
             layers: band.layer_bytes().to_vec(),
+            lifted_bytes: band.lifted_bytes(),
             formats: format_names(model, &model.program().layers[load.stage.layers.clone()])
                 .map_err(BandError::from)?,
             kernels: device.info().arch.clone(),

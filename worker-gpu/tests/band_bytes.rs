@@ -35,8 +35,8 @@ fn device(provider: &str) -> Device {
 fn load(model: &Arc<ModelFile>, residency: Residency, device: &Device) -> Band {
     let layers = 0..LAYERS as usize;
     let residency = vec![residency; layers.len()];
-    let spec = BandSpec { layers, embed: true, head: true, residency, limits: LIMITS };
-    Band::load(model, spec, device, compiler(), &mut |_, _| ControlFlow::Continue(())).unwrap()
+    let spec = BandSpec { layers, lifted: 0..0, embed: true, head: true, residency, limits: LIMITS };
+    Band::load(model, spec, None, device, compiler(), &mut |_, _| ControlFlow::Continue(())).unwrap()
 }
 
 /// A model in a file; none, with a note, where kernels cannot be compiled.
@@ -59,7 +59,8 @@ fn uploaded(model: &Arc<ModelFile>, residency: Residency) -> ([u64; 3], u64) {
     let mut frame = StepFrame::with_limits(&limits);
     let mut start = 0;
     let steps = [20, 20, 16].map(|tokens| {
-        let shape = SpanShape { sequence: 1, state_slot: 0, start, tokens, logits: LogitRows::None };
+        let shape =
+            SpanShape { sequence: 1, state_slot: 0, start, tokens, logits: LogitRows::None, lifted: false };
         frame.begin(1, u64::from(start) + 1);
         start += tokens;
         let blocks = (start as usize).div_ceil(KV_BLOCK_TOKENS);

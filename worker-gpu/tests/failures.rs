@@ -59,8 +59,9 @@ impl Fixture {
     fn load_layers(&self, device: &Device, layers: Range<usize>) -> Result<Band, BandError> {
         let (embed, head) = (layers.start == 0, layers.end == self.model.program().layers.len());
         let residency = vec![Residency::Device; layers.len()];
-        let spec = BandSpec { layers, embed, head, residency, limits: self.limits };
-        Band::load(&self.model, spec, device, compiler(), &mut |_, _| ControlFlow::Continue(()))
+        let lifted = 0..0;
+        let spec = BandSpec { layers, lifted, embed, head, residency, limits: self.limits };
+        Band::load(&self.model, spec, None, device, compiler(), &mut |_, _| ControlFlow::Continue(()))
     }
 
     /// A prompt and three decode steps, the last of which are captured and replayed.
@@ -73,7 +74,14 @@ impl Fixture {
         let mut start = 0;
         for (step, ids) in (1..).zip(steps) {
             let tokens = u32::try_from(ids.len()).unwrap();
-            let shape = SpanShape { sequence: 1, state_slot: 0, start, tokens, logits: LogitRows::Last };
+            let shape = SpanShape {
+                sequence: 1,
+                state_slot: 0,
+                start,
+                tokens,
+                logits: LogitRows::Last,
+                lifted: false,
+            };
             frame.begin(1, step);
             frame.push(shape, &[1], &limits).unwrap();
             start += tokens;
@@ -183,7 +191,7 @@ fn a_neighbours_memory_that_cannot_be_used_is_refused_with_a_reason() {
     let mut band = fixture.load_layers(&device, 1..3).unwrap();
     let ring = Ring::create(2, 1 << 12).unwrap();
     let end = RingProducer::attach(ring.dup().unwrap()).unwrap();
-    band.use_rings(&Rings { incoming: end.memory(), outgoing: end.memory() });
+    band.use_rings(&Rings { incoming: end.memory(), outgoing: end.memory(), states: None });
     let (share, again) = (band.offer().unwrap(), band.offer().unwrap());
     assert_eq!(share, again, "asked again, the same memory");
     for (share, reason) in [

@@ -20,6 +20,8 @@ pub struct WorkerArgs {
     pub ring_out_fd: RawFd,
     /// Status page.
     pub status_fd: RawFd,
+    /// Memory of the states of lifted layers, where there are any for this worker.
+    pub states_fd: Option<RawFd>,
     /// Process id of the coordinator. A worker whose parent is another process ends at once.
     pub parent_pid: u32,
 }
@@ -55,18 +57,22 @@ impl ArgsError {
 }
 
 /// Option names, in the order of the values in [`WorkerArgs::values`].
-const OPTIONS: [&str; 5] = ["--control-fd", "--ring-in-fd", "--ring-out-fd", "--status-fd", "--parent-pid"];
+const OPTIONS: [&str; 6] =
+    ["--control-fd", "--ring-in-fd", "--ring-out-fd", "--status-fd", "--parent-pid", "--states-fd"];
 
 impl WorkerArgs {
-    /// Descriptors 3 to 6 in the order control, ring in, ring out, status: the numbers right after the standard streams.
-    pub fn standard(parent_pid: u32) -> Self {
-        Self { control_fd: 3, ring_in_fd: 4, ring_out_fd: 5, status_fd: 6, parent_pid }
+    /// Descriptors 3 to 6 in the order control, ring in, ring out, status, and 7 for `states`: the numbers right after the standard
+    /// streams.
+    pub fn standard(parent_pid: u32, states: bool) -> Self {
+        let states_fd = states.then_some(7);
+        Self { control_fd: 3, ring_in_fd: 4, ring_out_fd: 5, status_fd: 6, states_fd, parent_pid }
     }
 
     /// The arguments after the program's name, beginning with the worker's subcommand.
     pub fn to_argv(&self, subcommand: &str) -> Vec<OsString> {
         let mut argv = vec![OsString::from(subcommand)];
         for (option, value) in OPTIONS.iter().zip(self.values()) {
+            let Some(value) = value else { continue };
             argv.push(OsString::from(option));
             argv.push(OsString::from(value.to_string()));
         }
@@ -95,12 +101,15 @@ impl WorkerArgs {
             ring_out_fd: value(2)?,
             status_fd: value(3)?,
             parent_pid: value(4)?.unsigned_abs(),
+            states_fd: values[5],
         })
     }
 
-    fn values(&self) -> [i64; OPTIONS.len()] {
-        let Self { control_fd, ring_in_fd, ring_out_fd, status_fd, parent_pid } = *self;
-        [control_fd.into(), ring_in_fd.into(), ring_out_fd.into(), status_fd.into(), parent_pid.into()]
+    fn values(&self) -> [Option<i64>; OPTIONS.len()] {
+        let Self { control_fd, ring_in_fd, ring_out_fd, status_fd, states_fd, parent_pid } = *self;
+        let [control, ring_in, ring_out, status] =
+            [control_fd, ring_in_fd, ring_out_fd, status_fd].map(|fd| Some(fd.into()));
+        [control, ring_in, ring_out, status, Some(parent_pid.into()), states_fd.map(i64::from)]
     }
 }
 
@@ -114,11 +123,14 @@ mod tests {
 
     #[test]
     fn what_the_coordinator_writes_the_worker_reads() {
-        let args =
-            WorkerArgs { control_fd: 9, ring_in_fd: 3, ring_out_fd: 17, status_fd: 0, parent_pid: 4_194_304 };
-        let argv = args.to_argv("worker-x");
-        assert_eq!(argv[0], "worker-x");
-        assert_eq!(WorkerArgs::parse(argv.into_iter().skip(1)), Ok(args));
+        for states_fd in [None, Some(5)] {
+            let (ring_in_fd, ring_out_fd, parent_pid) = (3, 17, 4_194_304);
+            let args =
+                WorkerArgs { control_fd: 9, ring_in_fd, ring_out_fd, status_fd: 0, states_fd, parent_pid };
+            let argv = args.to_argv("worker-x");
+            assert_eq!(argv[0], "worker-x");
+            assert_eq!(WorkerArgs::parse(argv.into_iter().skip(1)), Ok(args));
+        }
     }
 
     #[test]

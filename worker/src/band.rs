@@ -6,6 +6,7 @@ use spillway_model::file::ModelFile;
 use spillway_protocol::control::{DeviceShare, LoadBand, LoadStats};
 use spillway_protocol::frame::{LogitsFrame, StepFrame};
 use spillway_protocol::ring::RingMemory;
+use spillway_protocol::states::StateMemory;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,13 +26,15 @@ pub enum Logits<'a> {
 /// Takes the logits of a step group by group.
 pub type LogitsSink<'a> = dyn FnMut(&LogitsFrame, Logits<'_>) -> Result<(), ProcessError> + 'a;
 
-/// The memory of the rings next to a band.
+/// What a band shares with other processes.
 #[derive(Debug, Clone)]
 pub struct Rings {
     /// Brings the input of steps.
     pub incoming: RingMemory,
     /// Takes their results.
     pub outgoing: RingMemory,
+    /// Holds the states of lifted layers, where the worker runs or passes any.
+    pub states: Option<StateMemory>,
 }
 
 /// A kind of worker.

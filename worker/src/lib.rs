@@ -11,6 +11,7 @@ mod fault;
 pub mod fuse;
 pub mod process;
 pub mod residual;
+pub mod states;
 pub mod weights;
 
 pub use band::{Band, LoadProgress, Loaded, Rings, Worker};

@@ -81,8 +81,12 @@ fn text(Listing { survey, host }: &Listing) -> String {
     for link in &survey.links {
         let _ = writeln!(text, "{}", link_line(link));
     }
-    if let Some(HostSpeed { threads, memory }) = host {
-        let _ = writeln!(text, "host: {threads} threads read {}/s of its memory", bytes(*memory));
+    if let Some(HostSpeed { threads, memory, products }) = host {
+        let (memory, billions) = (bytes(*memory), products / 1_000_000_000);
+        let _ = writeln!(
+            text,
+            "host: {threads} threads read {memory}/s of its memory, and multiply {billions} billion weights/s"
+        );
     }
     for note in &survey.speed_notes {
         let _ = writeln!(text, "  note: {note}");

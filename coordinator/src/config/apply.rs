@@ -58,6 +58,7 @@ impl Config {
             split: rest.text(given.split, &table::SPLIT),
             gpu_layer_budget: rest.text(given.gpu_layer_budget, &table::GPU_LAYER_BUDGET),
             offload_exec: rest.text(given.offload_exec, &table::OFFLOAD_EXEC),
+            offload_prompts: rest.text(given.offload_prompts, &table::OFFLOAD_PROMPTS),
             max_seq: rest.size(given.max_seq, &table::MAX_SEQ),
             threads: rest.size(given.threads, &table::THREADS),
             parallel: rest.size(given.parallel, &table::PARALLEL),
@@ -80,7 +81,13 @@ impl Config {
         let rows: [(bool, &[&'static Setting]); 6] = [
             (
                 given.devices.is_some() && only_cpu,
-                &[&table::VRAM_LIMIT, &table::SPLIT, &table::GPU_LAYER_BUDGET, &table::OFFLOAD_EXEC],
+                &[
+                    &table::VRAM_LIMIT,
+                    &table::SPLIT,
+                    &table::GPU_LAYER_BUDGET,
+                    &table::OFFLOAD_EXEC,
+                    &table::OFFLOAD_PROMPTS,
+                ],
             ),
             (
                 given.pp_layers.is_some(),

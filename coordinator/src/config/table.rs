@@ -240,6 +240,12 @@ table! {
         Fallback::Derived("pcie; with a budget of auto whoever is faster"),
         "Who computes spilled layers: the first GPU, which reads them over the bus, or the CPU",
     ).also(&["HIPFIRE_OFFLOAD_EXEC"]).flag("offload-exec").param("offload_exec");
+    OFFLOAD_PROMPTS = load(
+        "memory.offload_prompts",
+        Kind::Choice { words: &["auto", "gpu", "cpu"], lenient: false },
+        Fallback::Text("auto"),
+        "Who runs layers for prompts that the CPU computes otherwise: the first GPU, the CPU, or whoever is faster",
+    ).flag("offload-prompts").param("offload_prompts");
     MAX_SEQ = load(
         "memory.max_seq",
         at_least(1),

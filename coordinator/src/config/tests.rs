@@ -104,10 +104,11 @@ fn what_is_given_wins_over_the_environment_that_over_the_file_that_over_the_defa
 #[test]
 fn what_is_given_stands_in_for_settings_that_say_the_same_in_another_way() {
     let text = "[hardware]\ndevices = \"all\"\nvram_limit = \"8GiB\"\n[memory]\ngpu_layer_budget = 8\noffload_exec = \"pcie\"\n\
-                [placement]\nsplit = \"auto\"\npp = 2\ncpu_workers = 3\n";
+                offload_prompts = \"gpu\"\n[placement]\nsplit = \"auto\"\npp = 2\ncpu_workers = 3\n";
     let with = |given| placement(text, &[], given);
     let on_cpu = with(PlacementParams { devices: Some("none".into()), ..PlacementParams::default() });
     let of_gpus = [&on_cpu.vram_limit, &on_cpu.gpu_layer_budget, &on_cpu.offload_exec, &on_cpu.split];
+    assert_eq!(on_cpu.offload_prompts, None);
     assert_eq!((of_gpus, on_cpu.pp, on_cpu.cpu_workers), ([&None; 4], None, Some(3)));
     let by_stage = with(PlacementParams { pp_layers: Some("1,3".into()), ..PlacementParams::default() });
     assert_eq!((by_stage.split, by_stage.gpu_layer_budget, by_stage.cpu_workers), (None, None, None));
@@ -151,7 +152,7 @@ fn of_several_variables_the_own_one_wins_and_all_are_told() {
 fn every_setting_of_a_load_reaches_the_placement() {
     let of_placement = |setting: &&&Setting| setting.scope == Scope::Load && setting.param.is_some();
     let settings = SETTINGS.iter().filter(of_placement);
-    assert_eq!(settings.clone().count(), 18);
+    assert_eq!(settings.clone().count(), 19);
     for setting in settings {
         let text = |word: &str| (word.to_owned(), format!("Some({word:?})"));
         let (value, shown) = match setting.kind {

@@ -46,31 +46,39 @@ pub(super) struct BenchJob {
     pub reply: SyncSender<Result<BenchResult, RequestError>>,
 }
 
+/// How steps are composed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Way<'a> {
+    pub limits: &'a FrameLimits,
+    /// Steps that may be under way at once.
+    pub steps: usize,
+    /// New tokens of a prompt from which on layers are lifted for it.
+    pub lift_from: Option<usize>,
+}
+
 /// Runs `request`. The board must be idle; what it remembered is forgotten, since the run uses slot 0 and its blocks.
 pub(super) fn run(
     request: &BenchRequest,
     board: &mut Board,
     pipeline: &mut Pipeline,
-    limits: &FrameLimits,
-    depth_steps: usize,
+    way: Way<'_>,
 ) -> Result<BenchResult, WorkerError> {
     board.forget();
-    let mut runner =
-        Runner { pipeline, limits, depth_steps, blocks: Vec::new(), under_way: VecDeque::new(), seed: 1 };
+    let mut runner = Runner { pipeline, way, blocks: Vec::new(), under_way: VecDeque::new(), seed: 1 };
     let blocks = request.length().div_ceil(KV_BLOCK_TOKENS);
     runner.blocks.extend((0u32..).take(blocks));
     let mut result = BenchResult::default();
     if request.prompt > 0 {
-        runner.feed(0, request.depth, limits.max_tokens)?;
+        runner.prompt(0, request.depth)?;
         let start = Instant::now();
-        runner.feed(request.depth, request.prompt, limits.max_tokens)?;
+        runner.prompt(request.depth, request.prompt)?;
         result.prefill_s = start.elapsed().as_secs_f64();
     }
     if request.generate > 0 {
-        runner.feed(0, request.depth, limits.max_tokens)?;
+        runner.prompt(0, request.depth)?;
         let start = Instant::now();
         for token in 0..request.generate {
-            runner.feed(request.depth + token, 1, 1)?;
+            runner.feed(request.depth + token, 1, false)?;
         }
         result.decode_s = start.elapsed().as_secs_f64();
     }
@@ -80,25 +88,32 @@ pub(super) fn run(
 /// Drives one sequence in slot 0.
 struct Runner<'a> {
     pipeline: &'a mut Pipeline,
-    limits: &'a FrameLimits,
-    /// Steps that may be under way at once.
-    depth_steps: usize,
+    way: Way<'a>,
     blocks: Vec<u32>,
     under_way: VecDeque<Expected>,
     seed: u32,
 }
 
 impl Runner<'_> {
-    /// Runs `count` pseudo-random tokens from position `start` in steps of `chunk` and waits until all are done. Each
+    /// Runs `count` tokens as a prompt from position `start` on.
+    fn prompt(&mut self, start: usize, count: usize) -> Result<(), WorkerError> {
+        self.feed(start, count, self.way.lift_from.is_some_and(|from| count >= from))
+    }
+
+    /// Runs `count` pseudo-random tokens from position `start` in the largest steps and waits until all are done. The last
     /// step wants the logits of its last token, as serving does at the end of a prompt and at every decoded token.
-    fn feed(&mut self, start: usize, count: usize, chunk: usize) -> Result<(), WorkerError> {
+    fn feed(&mut self, start: usize, count: usize, lifted: bool) -> Result<(), WorkerError> {
         let mut at = start;
         while at < start + count {
-            let tokens = chunk.min(start + count - at);
+            let tokens = self.way.limits.max_tokens.min(start + count - at);
             let last = at + tokens == start + count;
-            self.send(at, tokens, if last { LogitRows::Last } else { LogitRows::None })?;
+            let logits = if last { LogitRows::Last } else { LogitRows::None };
+            let count = u32::try_from(tokens).unwrap_or(u32::MAX);
+            let position = u32::try_from(at).unwrap_or(u32::MAX);
+            let (sequence, state_slot) = (0, 0);
+            self.send(SpanShape { sequence, state_slot, start: position, tokens: count, logits, lifted })?;
             at += tokens;
-            while self.under_way.len() >= self.depth_steps {
+            while self.under_way.len() >= self.way.steps {
                 self.collect()?;
             }
         }
@@ -108,21 +123,20 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn send(&mut self, start: usize, tokens: usize, logits: LogitRows) -> Result<(), WorkerError> {
-        let (limits, seed) = (self.limits, &mut self.seed);
+    fn send(&mut self, shape: SpanShape) -> Result<(), WorkerError> {
+        let (limits, seed) = (self.way.limits, &mut self.seed);
+        let (start, tokens) = (shape.start as usize, shape.tokens as usize);
         let blocks = &self.blocks[..(start + tokens).div_ceil(KV_BLOCK_TOKENS)];
         let mut step_number = 0;
         self.pipeline.send(|epoch, step, frame, ids| {
             frame.begin(epoch, step);
-            let [start, count] = [start, tokens].map(|value| u32::try_from(value).unwrap_or(u32::MAX));
-            let shape = SpanShape { sequence: 0, state_slot: 0, start, tokens: count, logits };
             frame.push(shape, blocks, limits)?;
             ids.clear();
             ids.extend((0..tokens).map(|_| random_id(seed, limits.vocab)));
             step_number = step;
             Ok(true)
         })?;
-        self.under_way.push_back(Expected { step: step_number, rows: logits.count(tokens) });
+        self.under_way.push_back(Expected { step: step_number, rows: shape.logits.count(tokens) });
         Ok(())
     }
 

@@ -45,6 +45,8 @@ pub(super) struct Board {
     /// Requests that are over and have not been told yet.
     ended: Vec<Output>,
     steps_in_flight: usize,
+    /// New tokens of a prompt from which on layers are lifted for it, if any ever are.
+    lift_from: Option<usize>,
     turn: usize,
     tokens_done: u64,
     ready: Vec<Ready>,
@@ -53,7 +55,12 @@ pub(super) struct Board {
 
 impl Board {
     /// `rewindable`: whether a sequence can continue from any prefix (see [`Slots`]).
-    pub(super) fn new(limits: FrameLimits, rewindable: bool, steps_in_flight: usize) -> Board {
+    pub(super) fn new(
+        limits: FrameLimits,
+        rewindable: bool,
+        steps_in_flight: usize,
+        lift_from: Option<usize>,
+    ) -> Board {
         Board {
             slots: Slots::new(limits.max_spans, limits.kv_blocks, rewindable),
             live: (0..limits.max_spans).map(|_| None).collect(),
@@ -63,6 +70,7 @@ impl Board {
             spare: Vec::new(),
             ended: Vec::new(),
             steps_in_flight,
+            lift_from,
             turn: 0,
             tokens_done: 0,
             ready: Vec::new(),
@@ -94,10 +102,12 @@ impl Board {
     /// request is not overtaken for ever.
     pub(super) fn admit(&mut self) {
         while let Some(request) = self.waiting.front() {
-            let reuse = matches!(request.output, Output::Answer(_));
-            let Some(claim) = self.slots.claim(&request.prompt, request.length(), reuse) else { return };
+            let claim = self.slots.claim(&request.prompt, request.length(), request.reuse());
+            let Some(claim) = claim else { return };
             let Some(request) = self.waiting.pop_front() else { return };
-            self.live[claim.slot] = Some(request.begin(claim.cached, self.limits.max_tokens));
+            let lifts = self.slots.lifts(claim.slot).clone();
+            let sequence = request.begin(claim.cached, lifts, self.lift_from, self.limits.max_tokens);
+            self.live[claim.slot] = Some(sequence);
         }
     }
 
@@ -131,6 +141,8 @@ impl Board {
             let Some(sequence) = &mut self.live[slot] else { continue };
             let end = sequence.sent + tokens;
             let logits = sequence.wanted(end);
+            // Another placement, since then, may lift nothing.
+            let lifted = self.lift_from.is_some() && sequence.lifts.at(sequence.sent).0;
             let entry = Entry {
                 slot,
                 start: sequence.sent,
@@ -138,7 +150,11 @@ impl Board {
                 first_row: frame.logit_rows(),
                 rows: logits.count(tokens),
             };
-            frame.push(sequence.span(slot, tokens, logits)?, self.slots.blocks(slot, end), &self.limits)?;
+            frame.push(
+                sequence.span(slot, tokens, logits, lifted)?,
+                self.slots.blocks(slot, end),
+                &self.limits,
+            )?;
             ids.extend_from_slice(&sequence.tokens[sequence.sent..end]);
             sequence.sent = end;
             sequence.in_flight += 1;
@@ -276,13 +292,13 @@ impl Board {
 
     /// Goes on with workers of other limits that hold nothing; to be called after [`Self::rewind`]. Sequences that have no room
     /// any more wait for it, before those that never had any.
-    pub(super) fn resettle(&mut self, limits: FrameLimits, steps_in_flight: usize) {
+    pub(super) fn resettle(&mut self, limits: FrameLimits, steps_in_flight: usize, lift_from: Option<usize>) {
         let mut live: Vec<Sequence> = std::mem::take(&mut self.live).into_iter().flatten().collect();
         live.sort_by_key(|sequence| std::cmp::Reverse(sequence.id));
         live.into_iter().for_each(|sequence| self.waiting.push_front(sequence.into()));
         self.slots = Slots::new(limits.max_spans, limits.kv_blocks, self.slots.rewindable());
         self.live = (0..limits.max_spans).map(|_| None).collect();
-        (self.limits, self.steps_in_flight) = (limits, steps_in_flight);
+        (self.limits, self.steps_in_flight, self.lift_from) = (limits, steps_in_flight, lift_from);
         self.admit();
     }
 
@@ -304,7 +320,7 @@ impl Board {
             if !sequence.closed {
                 sequence.output.fail(error);
             }
-            self.slots.release(slot, &[]);
+            self.slots.release(slot, &[], &sequence.lifts);
             self.ended.push(sequence.output);
         }
         self.slots.forget();
@@ -313,7 +329,7 @@ impl Board {
     fn release_if_over(&mut self, slot: usize) {
         let over = |sequence: &mut Sequence| sequence.closed && sequence.in_flight == 0;
         if let Some(sequence) = self.live[slot].take_if(over) {
-            self.slots.release(slot, &sequence.tokens[..sequence.done]);
+            self.slots.release(slot, &sequence.tokens[..sequence.done], &sequence.lifts);
             self.ended.push(sequence.output);
         }
     }

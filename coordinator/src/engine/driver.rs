@@ -1,6 +1,6 @@
 //! The engine's thread: takes commands, sends steps, collects logits, delivers events, and notices the end of a worker.
 
-use super::bench::{self, BenchJob};
+use super::bench::{self, BenchJob, Way};
 use super::board::Board;
 use super::mailbox::{Command, Mailbox};
 use super::pipeline::{Collected, Expected, Pipeline};
@@ -9,6 +9,7 @@ use super::relocate::Relocation;
 use super::request::RequestError;
 use super::sequence::Waiting;
 use super::shared::Shared;
+use super::start::lift_from;
 use super::supervisor::Supervisor;
 use crate::workers::WorkerError;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -170,8 +171,12 @@ impl Driver {
             None => (Err(self.shared.failure().unwrap_or_else(RequestError::stopped)), Ok(())),
             Some(_) if !idle => (Err(RequestError::busy()), Ok(())),
             Some(pipeline) => {
-                match bench::run(&job.request, &mut self.board, pipeline, &self.limits, self.steps_in_flight)
-                {
+                let way = Way {
+                    steps: self.steps_in_flight,
+                    lift_from: lift_from(&self.plan),
+                    limits: &self.limits,
+                };
+                match bench::run(&job.request, &mut self.board, pipeline, way) {
                     Ok(result) => (Ok(result), Ok(())),
                     Err(error) => (Err(RequestError::worker(&error)), Err(error)),
                 }

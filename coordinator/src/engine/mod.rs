@@ -14,6 +14,7 @@ mod blocks;
 mod board;
 mod driver;
 mod error;
+mod lifts;
 mod mailbox;
 mod pipeline;
 mod readiness;

@@ -7,7 +7,7 @@ use super::driver::Driver;
 use super::pipeline::Pipeline;
 use super::recover::{Attempts, Meanwhile, Setback};
 use super::request::RequestError;
-use super::start::{depth, next_epoch};
+use super::start::{depth, lift_from, next_epoch};
 use super::supervisor::WINDOW;
 use crate::cards::{CardLocks, LockError};
 use crate::devices::SearchError;
@@ -206,7 +206,7 @@ impl Driver {
         tracing::warn!(code = "device_replanned", epoch, "{message}");
         // Before some of them lose their slots.
         self.board.tell_recovering("device_replanned", &message);
-        self.board.resettle(self.limits, self.steps_in_flight);
+        self.board.resettle(self.limits, self.steps_in_flight, lift_from(&plan));
         self.pipeline = Some(Pipeline::new(workers, self.limits, epoch));
         self.shared.set_placement(plan, cards, self.limits.kv_blocks);
     }

@@ -9,6 +9,8 @@ pub(super) struct Ready {
     pub pending: usize,
     /// Whether it is generating: its one token must not wait behind prompts.
     pub decoding: bool,
+    /// Whether layers are lifted for its next tokens.
+    pub lifted: bool,
     /// Most prompt tokens it wants in one step.
     pub chunk: usize,
 }
@@ -24,7 +26,7 @@ pub(super) struct Budget {
     pub decode: usize,
 }
 
-/// Fills `out` with `(slot, tokens)`. `turn` rotates who comes first when there is not room for all.
+/// Fills `out` with `(slot, tokens)`, those for which layers are lifted last. `turn` rotates who comes first when there is not room for all.
 pub(super) fn choose(ready: &[Ready], budget: &Budget, turn: usize, out: &mut Vec<(usize, usize)>) {
     out.clear();
     let from_turn = || ready.iter().cycle().skip(turn % ready.len().max(1)).take(ready.len());
@@ -48,6 +50,8 @@ pub(super) fn choose(ready: &[Ready], budget: &Budget, turn: usize, out: &mut Ve
         room -= tokens;
         waiting -= 1;
     }
+    let is_lifted = |slot: usize| ready.iter().any(|sequence| sequence.slot == slot && sequence.lifted);
+    out.sort_by_key(|(slot, _)| is_lifted(*slot));
 }
 
 #[cfg(test)]
@@ -56,7 +60,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn ready(slot: usize, pending: usize, decoding: bool) -> Ready {
-        Ready { slot, pending, decoding, chunk: usize::MAX }
+        Ready { slot, pending, decoding, lifted: false, chunk: usize::MAX }
     }
 
     fn pick(ready: &[Ready], step: usize, turn: usize) -> Vec<(usize, usize)> {
@@ -90,8 +94,9 @@ mod tests {
 
     prop_compose! {
         fn any_ready()(all in prop::collection::vec((0usize..50, any::<bool>(), 1usize..40), 0..20)) -> Vec<Ready> {
-            all.into_iter().enumerate().map(|(slot, (pending, decoding, chunk))| Ready { slot, pending, decoding, chunk })
-                .collect()
+            all.into_iter().enumerate().map(|(slot, (pending, decoding, chunk))| {
+                Ready { slot, pending, decoding, lifted: slot % 3 == 0, chunk }
+            }).collect()
         }
     }
 
@@ -111,6 +116,7 @@ mod tests {
                     prop_assert!(tokens == 1 || !all[slot].decoding && tokens <= all[slot].chunk);
                     served[slot] = true;
                 }
+                prop_assert!(out.is_sorted_by_key(|(slot, _)| all[*slot].lifted));
                 let mut slots: Vec<usize> = out.iter().map(|(slot, _)| *slot).collect();
                 slots.sort_unstable();
                 slots.dedup();

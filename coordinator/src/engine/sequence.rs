@@ -1,9 +1,11 @@
 //! One request: what there is of it while it waits for a slot, and while it has one.
 
 use super::answer::Answer;
+use super::lifts::Lifts;
 use super::request::{FinishReason, RequestError, RequestId};
 use super::schedule::Ready;
 use super::score::ScoreSender;
+use super::slots::Reuse;
 use crate::workers::WorkerError;
 use spillway_protocol::frame::{FrameError, LogitRows, SpanShape};
 
@@ -29,9 +31,10 @@ pub(super) struct Waiting {
 }
 
 /// What a sequence keeps that has lost its slot.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Resumed {
     prompt_len: usize,
+    lifts: Lifts,
     suspicion: Option<Suspicion>,
     was_done: usize,
 }
@@ -43,7 +46,16 @@ impl Waiting {
 
     /// Tokens that the user gave.
     pub(super) fn prompt_len(&self) -> usize {
-        self.resumed.map_or(self.prompt.len(), |resumed| resumed.prompt_len)
+        self.resumed.as_ref().map_or(self.prompt.len(), |resumed| resumed.prompt_len)
+    }
+
+    /// What it may continue from: scores are of every position.
+    pub(super) fn reuse(&self) -> Reuse<'_> {
+        match (&self.output, &self.resumed) {
+            (Output::Score(_), _) => Reuse::Nothing,
+            (Output::Answer(_), Some(resumed)) => Reuse::AsRun(&resumed.lifts),
+            (Output::Answer(_), None) => Reuse::Any,
+        }
     }
 
     /// Tokens to reserve room for.
@@ -54,10 +66,24 @@ impl Waiting {
         }
     }
 
-    /// With a slot that holds its first `cached` tokens.
-    pub(super) fn begin(self, cached: usize, largest_chunk: usize) -> Sequence {
+    /// With a slot that holds its first `cached` tokens, run with layers lifted for `lifts`. They are lifted for its prompt, too, if
+    /// so many of its tokens are new as `lift_from` says.
+    pub(super) fn begin(
+        self,
+        cached: usize,
+        mut lifts: Lifts,
+        lift_from: Option<usize>,
+        largest_chunk: usize,
+    ) -> Sequence {
         let prompt_len = self.prompt_len();
         let Waiting { id, prompt, chunk, mut output, resumed } = self;
+        match &resumed {
+            Some(resumed) => lifts.extend(&resumed.lifts, cached),
+            None if lift_from.is_some_and(|from| prompt_len - cached >= from) => {
+                lifts.push(cached..prompt_len)
+            }
+            None => {}
+        }
         if let Output::Answer(answer) = &mut output
             && resumed.is_none()
         {
@@ -73,7 +99,8 @@ impl Waiting {
             chunk: chunk.min(largest_chunk),
             output,
             closed: false,
-            suspicion: resumed.and_then(|resumed| resumed.suspicion),
+            lifts,
+            suspicion: resumed.as_ref().and_then(|resumed| resumed.suspicion),
             was_done: resumed.map_or(0, |resumed| resumed.was_done),
         }
     }
@@ -82,8 +109,8 @@ impl Waiting {
 impl From<Sequence> for Waiting {
     /// A sequence that waits for a slot again; its tokens so far are computed anew.
     fn from(sequence: Sequence) -> Waiting {
-        let Sequence { id, tokens, prompt_len, chunk, output, suspicion, was_done, .. } = sequence;
-        let resumed = Some(Resumed { prompt_len, suspicion, was_done });
+        let Sequence { id, tokens, prompt_len, chunk, output, lifts, suspicion, was_done, .. } = sequence;
+        let resumed = Some(Resumed { prompt_len, lifts, suspicion, was_done });
         Waiting { id, prompt: tokens, chunk, output, resumed }
     }
 }
@@ -105,6 +132,8 @@ pub(super) struct Sequence {
     pub output: Output,
     /// Its terminal event is decided; it only waits for its steps to come back.
     pub closed: bool,
+    /// Positions that layers are lifted for, as far as its tokens are known.
+    pub lifts: Lifts,
     pub suspicion: Option<Suspicion>,
     /// Tokens that had been run when a worker failed: until they are again, the sequence is behind.
     pub was_done: usize,
@@ -135,9 +164,15 @@ impl Sequence {
         condemned
     }
 
+    /// The tokens that may come next in one span: layers are lifted for all of them, or for none. After lifted ones the CPU finds
+    /// the state when they have come back, no sooner.
     pub(super) fn ready(&self, slot: usize) -> Ready {
         let decoding = self.sent >= self.prompt_len;
-        Ready { slot, pending: self.tokens.len() - self.sent, decoding, chunk: self.chunk }
+        let (lifted, until) = self.lifts.at(self.sent);
+        let was_lifted = self.sent.checked_sub(1).is_some_and(|last| self.lifts.at(last).0);
+        let waits = was_lifted && !lifted && self.in_flight > 0;
+        let pending = if waits { 0 } else { self.tokens.len().min(until) - self.sent };
+        Ready { slot, pending, decoding, lifted, chunk: self.chunk }
     }
 
     /// The rows wanted of a span that ends at `end`.
@@ -154,6 +189,7 @@ impl Sequence {
         slot: usize,
         tokens: usize,
         logits: LogitRows,
+        lifted: bool,
     ) -> Result<SpanShape, FrameError> {
         let number = |value: usize| {
             u32::try_from(value)
@@ -165,6 +201,7 @@ impl Sequence {
             start: number(self.sent)?,
             tokens: number(tokens)?,
             logits,
+            lifted,
         })
     }
 

@@ -134,7 +134,7 @@ impl Launch {
         shared.set_started(pipeline.views(), pipeline.links(), epoch);
         let replan = options.replan.filter(|_| options.device_lost == DeviceLost::Replan);
         let mut driver = Driver {
-            board: Board::new(limits, rewindable, steps_in_flight),
+            board: Board::new(limits, rewindable, steps_in_flight, lift_from(&plan)),
             pipeline: Some(pipeline),
             plan,
             limits,
@@ -153,6 +153,11 @@ impl Launch {
         }
         driver.close();
     }
+}
+
+/// New tokens of a prompt from which on a plan has layers lifted for it.
+pub(super) fn lift_from(plan: &Plan) -> Option<usize> {
+    plan.lift.as_ref().map(|lift| lift.from)
 }
 
 /// How many steps may be in the pipeline at once; more than there are stages would only wait in rings.

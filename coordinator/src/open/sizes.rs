@@ -8,6 +8,7 @@ use spillway_kernels::pack::PackedMatrix;
 use spillway_model::file::ModelFile;
 use spillway_model::program::{Layer, Step, WeightRef};
 use spillway_protocol::plan::PlannedModel;
+use spillway_worker::states::AreaSize;
 use spillway_worker_gpu::band::{LayerNeeds, ModelWidths, largest_group};
 use std::path::Path;
 
@@ -77,6 +78,7 @@ impl Sizer<'_> {
             elements,
             kv_elements: kv as u64,
             state_values: recurrent as u64,
+            states: AreaSize::of_layer(layer),
             buffers: layer.buffers.clone(),
             hidden: layer.steps.iter().map(hidden).max().unwrap_or(0),
             widest_input: matrices(layer).map(|weight| weight.cols).max().unwrap_or(0),

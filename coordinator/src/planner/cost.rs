@@ -67,21 +67,52 @@ pub(super) fn on_cpu(bytes: u64, bandwidth: u64) -> Picoseconds {
     Picoseconds::reading(bytes, bandwidth, OF_HOST_MEMORY)
 }
 
+/// Time of CPU workers for one token of a prompt in matrices of so many elements, at `products` multiplications a second.
+pub(super) fn multiplying(elements: u64, products: u64) -> Picoseconds {
+    Picoseconds::reading(elements, products, 100)
+}
+
 /// Time of one token of one sequence whose context is half full. None where a speed is not known.
 pub(super) fn token_time(plan: &Plan, machine: &Machine) -> Option<Picoseconds> {
-    let work = plan.stages.iter().map(|stage| stage_time(stage, &plan.limits, machine));
+    let work = (0..plan.stages.len()).map(|stage| {
+        let bytes = decoding_bytes(plan, stage);
+        stage_time(&plan.stages[stage].execution, &bytes, &plan.limits, machine)
+    });
     let work = work.sum::<Option<Picoseconds>>()?;
     let ends = plan.stages.windows(2).flatten().map(|stage| end_time(stage, machine));
     Some(work + ends.sum::<Option<Picoseconds>>()?)
 }
 
-fn stage_time(stage: &Stage, limits: &Limits, machine: &Machine) -> Option<Picoseconds> {
-    let bytes = stage.bytes.weights.saturating_add(sequence_bytes(&stage.bytes, limits));
-    match &stage.execution {
-        Execution::Cpu { .. } => Some(on_cpu(bytes, machine.memory_bandwidth?)),
+/// What a stage is charged for, without what it has for prompts alone: the states of lifted layers once more, and their weights.
+pub(crate) fn decoding_bytes(plan: &Plan, stage: usize) -> StageBytes {
+    let bytes = plan.stages[stage].bytes;
+    match &plan.lift {
+        Some(lift) if lift.stage == stage => {
+            let sum =
+                |of: fn(&StageBytes) -> u64| plan.stages[..stage].iter().map(|stage| of(&stage.bytes)).sum();
+            StageBytes {
+                kv: bytes.kv.saturating_sub(sum(|bytes| bytes.kv)),
+                state: bytes.state.saturating_sub(sum(|bytes| bytes.state)),
+                mapped: 0,
+                ..bytes
+            }
+        }
+        _ => bytes,
+    }
+}
+
+fn stage_time(
+    execution: &Execution,
+    bytes: &StageBytes,
+    limits: &Limits,
+    machine: &Machine,
+) -> Option<Picoseconds> {
+    let read = bytes.weights.saturating_add(sequence_bytes(bytes, limits));
+    match execution {
+        Execution::Cpu { .. } => Some(on_cpu(read, machine.memory_bandwidth?)),
         Execution::Gpu { device } => {
             let speed = machine.gpu(device)?.speed?;
-            Some(on_gpu(bytes, speed) + over_link(stage.bytes.mapped, speed))
+            Some(on_gpu(read, speed) + over_link(bytes.mapped, speed))
         }
     }
 }

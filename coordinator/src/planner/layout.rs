@@ -18,6 +18,8 @@ pub(super) struct Band {
     pub landing: bool,
     /// Layers whose weights a GPU reads from host memory: the first so many.
     pub mapped: usize,
+    /// Whether a GPU runs the layers before its own, too, for prompts, out of host memory.
+    pub lifts: bool,
 }
 
 /// What runs a band.
@@ -78,7 +80,7 @@ pub(super) fn bands(
             start += count;
             let landing = takes_rows_from_gpu(processor, wishes.peer_copies);
             let mapped = if processor == Processor::Gpu(0) { mapped } else { 0 };
-            Band { layers: start - count..start, processor, landing, mapped }
+            Band { layers: start - count..start, processor, landing, mapped, lifts: false }
         })
         .collect())
 }
@@ -138,7 +140,9 @@ pub(super) fn logit_rows(vocab: usize, step: usize, parallel: usize) -> usize {
 
 /// Charges a band for everything its worker allocates.
 pub(super) fn stage_bytes(model: &ModelSummary, limits: &Limits, band: &Band) -> StageBytes {
-    let layers = &model.layers[band.layers.clone()];
+    // A GPU has states of its own for layers that it lifts.
+    let first = if band.lifts { 0 } else { band.layers.start };
+    let layers = &model.layers[first..band.layers.end];
     let sum = |of: fn(&LayerSizes) -> u64| layers.iter().map(of).sum::<u64>();
     let (embed, head) = (band.layers.start == 0, band.layers.end == model.layers.len());
     let of_processor = match band.processor {
@@ -167,13 +171,16 @@ fn cpu_bytes(model: &ModelSummary, limits: &Limits, layers: &[LayerSizes], head:
 
 /// Weights and scratch on a device, and page-locked host memory.
 fn gpu_bytes(model: &ModelSummary, limits: &Limits, band: &Band) -> StageBytes {
-    let (layers, head) = (&model.layers[band.layers.clone()], band.layers.end == model.layers.len());
-    let (in_host, on_device) = layers.split_at(band.mapped);
+    let Band { layers: Range { start, end }, mapped, lifts, landing, .. } = band.clone();
+    let (first, head) = (if lifts { 0 } else { start }, end == model.layers.len());
+    let (layers, own) = (&model.layers[first..end], start - first);
+    let (in_host, on_device) = layers.split_at(own + mapped);
     let weights: u64 = on_device.iter().map(|layer| layer.gpu.weights).sum();
     let needs = layers.iter().map(|layer| &layer.gpu.needs);
-    let needs = Needs::new(model.gpu_widths, needs, head, *limits)
-        .with_mapped(in_host.iter().map(|layer| layer.gpu.largest_group));
-    let landing = if band.landing { needs.landing_bytes(super::RING_SLOTS as usize) } else { 0 };
+    let needs = Needs::new(model.gpu_widths, needs, head, *limits);
+    let groups = in_host.iter().map(|layer| layer.gpu.largest_group);
+    let needs = if lifts { needs.with_lifted(groups) } else { needs.with_mapped(groups) };
+    let landing = if landing { needs.landing_bytes(super::RING_SLOTS as usize) } else { 0 };
     StageBytes {
         weights: weights + if head { model.gpu_head_bytes } else { 0 },
         scratch: needs.scratch_bytes() + landing,

@@ -25,6 +25,8 @@ pub struct Machine {
     pub available_bytes: u64,
     /// Bytes a second that the threads of CPU workers read together, where that was measured.
     pub memory_bandwidth: Option<u64>,
+    /// Multiplications a second in which the threads of CPU workers run prompts, where that was measured.
+    pub products: Option<u64>,
     /// GPUs, as far as they were looked for.
     pub gpus: GpuSurvey,
 }
@@ -38,6 +40,7 @@ impl Machine {
             nodes: numa_nodes(Path::new("/sys/devices/system/node"), &allowed_cpus()),
             available_bytes: available_memory(),
             memory_bandwidth: None,
+            products: None,
             gpus: GpuSurvey::default(),
         }
     }

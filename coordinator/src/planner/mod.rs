@@ -1,8 +1,8 @@
 //! Placement: a pure function from sizes and wishes to a [`Plan`] or a [`Refusal`].
 //!
 //! The last layers of a model are resident in GPUs' memory, in bands in the order in which the GPUs are named: uniform ones,
-//! unless `pp_layers` or `split` says otherwise. Layers before them spill: to CPU workers in front of the pipeline, or to host
-//! memory that the first GPU reads. The KV pool is sized for every sequence at full length and shrinks, when a memory is short,
+//! unless `pp_layers` or `split` says otherwise. Layers before them spill: to CPU workers in front of the pipeline, from which the first
+//! GPU may lift them for prompts, or to host memory that the first GPU reads. The KV pool is sized for every sequence at full length and shrinks, when a memory is short,
 //! down to one full sequence; what does not fit then is a refusal with the arithmetic in it.
 
 mod advice;
@@ -11,6 +11,7 @@ mod budget;
 mod cost;
 mod gpus;
 mod layout;
+mod lift;
 mod machine;
 mod refusal;
 mod render;
@@ -26,6 +27,7 @@ mod summary;
 mod why;
 
 pub use advice::Advice;
+pub(crate) use cost::decoding_bytes;
 pub use gpus::{DeviceWish, Gpu, GpuSurvey};
 use layout::{Band, Processor};
 pub use machine::{Machine, NumaNode};
@@ -48,6 +50,7 @@ pub use summary::{GpuSizes, LayerSizes, ModelSummary};
 pub fn plan(model: &ModelSummary, machine: &Machine, request: &PlacementRequest) -> Result<Plan, Refusal> {
     let wishes = request.read(model, &machine.gpus)?;
     place_as(model, machine, request, &wishes)
+        .map(|plan| lift::with_advice(plan, model, machine, &wishes))
         .map_err(|refusal| advice::with_advice(refusal, model, machine, request, &wishes))
 }
 
@@ -70,6 +73,7 @@ fn place_as(
 fn place(model: &ModelSummary, machine: &Machine, wishes: &Wishes, resident: usize) -> Result<Plan, Refusal> {
     let bands = layout::bands(model, wishes, &budget::least(model, wishes), resident)?;
     let limits = budget::fit(model, machine, wishes, &bands)?;
+    let lift::Lifted { bands, limits, lift, warning } = lift::lifted(model, machine, wishes, bands, limits)?;
     let stages = bands
         .iter()
         .map(|band| Stage {
@@ -82,8 +86,9 @@ fn place(model: &ModelSummary, machine: &Machine, wishes: &Wishes, resident: usi
             why: why::why(wishes, &bands, band, model.layers.len()),
         })
         .collect();
-    let (model, warnings, peer_copies) = (model.model.clone(), wishes.warnings.clone(), wishes.peer_copies);
-    Ok(Plan { version: PLAN_VERSION, model, limits, peer_copies, stages, warnings })
+    let (model, peer_copies) = (model.model.clone(), wishes.peer_copies);
+    let warnings = wishes.warnings.iter().cloned().chain(warning).collect();
+    Ok(Plan { version: PLAN_VERSION, model, limits, peer_copies, stages, lift, warnings })
 }
 
 /// Where the weights of a band's layers live.

@@ -236,6 +236,20 @@ pub enum Refusal {
         /// As written.
         asked: String,
     },
+    /// A choice of who runs prompts that does not exist.
+    #[error("offload_prompts is `{asked}`, but must be `auto`, `gpu` or `cpu`")]
+    OffloadPromptsUnknown {
+        /// As written.
+        asked: String,
+    },
+    /// The GPU is to run spilled layers for prompts, and there is no memory for that.
+    #[error("offload_prompts `gpu` takes memory that is not there: {reason}; `auto` or `cpu` takes none")]
+    PromptsOnGpu {
+        /// Which memory, with the arithmetic.
+        reason: String,
+        /// Code of the refusal of the placement with it.
+        code: &'static str,
+    },
     /// A choice of peer copies that does not exist.
     #[error("peer_copies is `{asked}`, but must be `auto` or `off`")]
     PeerCopiesUnknown {
@@ -403,6 +417,16 @@ pub enum Refusal {
         /// The stage.
         stage: std::ops::Range<usize>,
     },
+    /// A saved plan that lifts other layers than spilled, or from where they are not.
+    #[error(
+        "the saved plan has prompts of layers {}-{} run on stage {stage}, which is not so in any plan: it was changed, or another          version made it; make a new plan", layers.start, layers.end.saturating_sub(1)
+    )]
+    PlanLift {
+        /// The layers.
+        layers: std::ops::Range<usize>,
+        /// The stage.
+        stage: usize,
+    },
     /// A saved plan for a host with other NUMA nodes.
     #[error(
         "the saved plan keeps a CPU stage to NUMA node {node}, which this host does not have; make a new plan"
@@ -462,6 +486,8 @@ impl Refusal {
             Refusal::PcieWithoutGpu => "offload_exec_without_gpu",
             Refusal::KvTypeUnknown { .. } => "kv_type_unknown",
             Refusal::ActivationsUnknown { .. } => "activations_unknown",
+            Refusal::OffloadPromptsUnknown { .. } => "offload_prompts_unknown",
+            Refusal::PromptsOnGpu { code, .. } => code,
             Refusal::PeerCopiesUnknown { .. } => "peer_copies_unknown",
             Refusal::OutOfRange { .. } => "placement_out_of_range",
             Refusal::MaxSeqBeyondModel { .. } => "max_seq_beyond_model",
@@ -479,6 +505,7 @@ impl Refusal {
             Refusal::PlanMalformed { .. }
             | Refusal::PlanNumber { .. }
             | Refusal::PlanBytes { .. }
+            | Refusal::PlanLift { .. }
             | Refusal::PlanResidency { .. } => "plan_malformed",
             Refusal::Memory(_) | Refusal::PlanMemory { .. } => "out_of_memory",
         }

@@ -1,6 +1,6 @@
 //! A plan in words: which process runs which layers, and what every byte is for.
 
-use spillway_protocol::plan::{Execution, GpuDevice, Plan, Stage, StageBytes};
+use spillway_protocol::plan::{Execution, GpuDevice, Lift, Plan, Stage, StageBytes};
 use std::fmt::Write as _;
 
 /// Bytes in the largest binary unit that keeps three digits.
@@ -43,6 +43,14 @@ pub fn table(plan: &Plan) -> String {
     }
     for (index, stage) in plan.stages.iter().enumerate() {
         let _ = writeln!(text, "  why {index}: {}", stage.why);
+    }
+    if let Some(Lift { layers, stage, from, why, .. }) = &plan.lift {
+        let last = layers.end.saturating_sub(1);
+        let _ = writeln!(
+            text,
+            "  prompts: of {from} new tokens or more, stage {stage} runs layers {}-{last}, too: {why}",
+            layers.start
+        );
     }
     for warning in &plan.warnings {
         let _ = writeln!(text, "  warning: {warning}");

@@ -2,12 +2,13 @@
 
 use super::budget;
 use super::layout::{self, Band, Processor};
+use super::lift;
 use super::request::{MAX_PARALLEL, MAX_STEP, MAX_THREADS};
 use super::seats;
 use super::{Gpu, Machine, ModelSummary, Refusal, bytes};
 use serde_json::Value;
 use spillway_protocol::plan::{
-    Execution, GpuDevice, Limits, PLAN_VERSION, Plan, PlannedModel, Residency, Stage,
+    Execution, GpuDevice, Lift, Limits, PLAN_VERSION, Plan, PlannedModel, Residency, Stage,
 };
 use std::ops::RangeInclusive;
 
@@ -23,6 +24,7 @@ pub fn replay(saved: &Plan, model: &ModelSummary, machine: &Machine) -> Result<P
     check_model(&saved.model, &model.model)?;
     check_stages(saved)?;
     check_limits(saved)?;
+    check_lift(saved, model)?;
     check_bytes(saved, model)?;
     check_nodes(saved, machine)?;
     check_memory(saved, machine)?;
@@ -91,17 +93,30 @@ fn check_limits(saved: &Plan) -> Result<(), Refusal> {
     derived.into_iter().find(|size| !within(size)).map_or(Ok(()), |wrong| Err(refused(wrong)))
 }
 
+/// What is lifted is all that spilled to CPU workers, by the stage behind them.
+fn check_lift(saved: &Plan, model: &ModelSummary) -> Result<(), Refusal> {
+    let Some(Lift { layers, stage, from, shared, why: _ }) = &saved.lift else { return Ok(()) };
+    let first = saved.stages.iter().position(|stage| stage.device().is_some());
+    let spilled = first.map(|first| 0..saved.stages[first].layers.start).filter(|layers| !layers.is_empty());
+    let is_right = first == Some(*stage)
+        && spilled.as_ref() == Some(layers)
+        && *from >= 1
+        && *shared == lift::shared_bytes(model, layers, &saved.limits);
+    if is_right { Ok(()) } else { Err(Refusal::PlanLift { layers: layers.clone(), stage: *stage }) }
+}
+
 /// Every stage is charged for what it will allocate.
 fn check_bytes(saved: &Plan, model: &ModelSummary) -> Result<(), Refusal> {
     let (mut cpus, mut gpus) = (0.., 0..);
-    for stage in &saved.stages {
+    for (index, stage) in saved.stages.iter().enumerate() {
         let processor = match stage.execution {
             Execution::Cpu { .. } => Processor::Cpu(cpus.next().unwrap_or_default()),
             Execution::Gpu { .. } => Processor::Gpu(gpus.next().unwrap_or_default()),
         };
         let landing = layout::takes_rows_from_gpu(processor, saved.peer_copies);
         let mapped = stage.residency.iter().filter(|place| **place == Residency::HostMapped).count();
-        let band = Band { layers: stage.layers.clone(), processor, landing, mapped };
+        let lifts = saved.lift.as_ref().is_some_and(|lift| lift.stage == index);
+        let band = Band { layers: stage.layers.clone(), processor, landing, mapped, lifts };
         // In another order than a planner's, the worker would look for them elsewhere.
         if stage.residency != super::residency(&band) {
             return Err(Refusal::PlanResidency { stage: stage.layers.clone() });

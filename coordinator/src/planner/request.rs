@@ -35,6 +35,9 @@ pub struct PlacementRequest {
     /// Who executes spilled layers: `pcie`, the first GPU out of host memory, or `cpu`. Default `pcie`; with a budget of `auto`
     /// whoever is faster.
     pub offload_exec: Option<String>,
+    /// Who runs layers for prompts that spilled to CPU workers: `cpu`, they; `gpu`, the first GPU, out of page-locked host memory;
+    /// `auto`, the GPU for prompts that are faster so, where memory allows. Default `auto`.
+    pub offload_prompts: Option<String>,
     /// Longest sequence in tokens, prompt and answer. Default: the model's context, at most 4096.
     pub max_seq: Option<usize>,
     /// Compute threads of each worker. Default: every usable CPU of the host, or of the worker's NUMA node.
@@ -76,6 +79,7 @@ pub(super) struct Wishes {
     pub offload: Offload,
     /// Whether the request leaves it to speed who executes what spills.
     pub offload_is_open: bool,
+    pub prompts: Prompts,
     /// CPU workers, if there is anything for them.
     pub cpu_stages: usize,
     pub division: Division,
@@ -154,6 +158,17 @@ pub(super) enum Offload {
     Pcie,
 }
 
+/// Who runs spilled layers for prompts, where CPU workers run them otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Prompts {
+    /// Whoever is faster, as far as memory allows.
+    Auto,
+    /// CPU workers.
+    Cpu,
+    /// The first GPU.
+    Gpu,
+}
+
 /// How layers are divided between stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Division {
@@ -208,6 +223,12 @@ impl PlacementRequest {
         written(&self.gpu_layer_budget) == Some("auto")
     }
 
+    /// Whether speeds that are known decide which prompts the GPU runs for CPU workers. For that alone none is measured.
+    pub fn weighs_prompts(&self) -> bool {
+        let is_open = matches!(written(&self.offload_prompts), None | Some("auto"));
+        is_open && written(&self.offload_exec) == Some("cpu")
+    }
+
     pub(super) fn read(&self, model: &ModelSummary, survey: &GpuSurvey) -> Result<Wishes, Refusal> {
         let gpus = self.device_wish()?.select(survey, self.allow_shared_device)?;
         let mut warnings = Vec::new();
@@ -229,6 +250,7 @@ impl PlacementRequest {
         Ok(Wishes {
             speeds: seats.iter().map(speed).collect(),
             offload_is_open: written(&self.offload_exec).is_none(),
+            prompts: self.read_prompts(!gpus.is_empty())?,
             budget: if seats.is_empty() { Budget::Layers(0) } else { budget },
             offload: if seats.is_empty() { Offload::Cpu } else { offload },
             seats,
@@ -250,7 +272,9 @@ impl PlacementRequest {
     /// Refuses what is said of GPUs that are named and not used.
     fn check_unused(&self) -> Result<(), Refusal> {
         let split = written(&self.split).filter(|split| *split != "uniform");
-        let about_gpus = [("vram_limit", written(&self.vram_limit)), ("split", split)];
+        let prompts = written(&self.offload_prompts).filter(|who| *who == "gpu");
+        let about_gpus =
+            [("vram_limit", written(&self.vram_limit)), ("split", split), ("offload_prompts", prompts)];
         match about_gpus.into_iter().find(|(_, said)| said.is_some()) {
             Some((field, _)) => Err(Refusal::GpusUnused { field }),
             None => Ok(()),
@@ -309,6 +333,16 @@ impl PlacementRequest {
                 ));
                 Ok(Offload::Pcie)
             }
+        }
+    }
+
+    fn read_prompts(&self, gpus: bool) -> Result<Prompts, Refusal> {
+        match written(&self.offload_prompts) {
+            None | Some("auto") => Ok(Prompts::Auto),
+            Some("cpu") => Ok(Prompts::Cpu),
+            Some("gpu") if !gpus => Err(Refusal::NeedsGpu { field: "offload_prompts" }),
+            Some("gpu") => Ok(Prompts::Gpu),
+            Some(asked) => Err(Refusal::OffloadPromptsUnknown { asked: asked.into() }),
         }
     }
 

@@ -79,7 +79,7 @@ impl Job<'_> {
     fn cost(&self, seat: usize, layers: Range<usize>, mapped: usize) -> u128 {
         let processor = Processor::Gpu(seat);
         let landing = layout::takes_rows_from_gpu(processor, self.peer_copies);
-        let band = Band { layers, processor, landing, mapped };
+        let band = Band { layers, processor, landing, mapped, lifts: false };
         let bytes = layout::stage_bytes(self.model, self.limits, &band);
         let (taken, room) = (bytes.of_processor(), self.seats[seat].room());
         let part = |of: u64, all: u64| (u128::from(of) << 32) / u128::from(all.max(1));

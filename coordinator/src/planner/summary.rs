@@ -2,6 +2,7 @@
 
 use spillway_kernels::formats::Format;
 use spillway_protocol::plan::PlannedModel;
+use spillway_worker::states::AreaSize;
 use spillway_worker_gpu::band::{LayerNeeds, ModelWidths, mapped_bytes};
 
 /// Sizes of one layer.
@@ -15,6 +16,8 @@ pub struct LayerSizes {
     pub kv_elements: u64,
     /// f32 values of recurrent state per sequence.
     pub state_values: u64,
+    /// What both together take where two workers share them.
+    pub states: Vec<AreaSize>,
     /// Width of each buffer in f32 values per token, the residual first. Buffers of the same number share memory.
     pub buffers: Vec<usize>,
     /// f32 values per token between the matrices of a gated MLP.

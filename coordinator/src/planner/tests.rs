@@ -5,10 +5,12 @@ use super::*;
 use proptest::prelude::*;
 use spillway_kernels::formats::Format;
 use spillway_protocol::plan::{ActivationType, KvType, PlannedModel, StageBytes};
+use spillway_worker::states::AreaSize;
 use spillway_worker_gpu::band::{LayerNeeds, ModelWidths};
 
 mod auto;
 mod gpus;
+mod lift;
 mod properties;
 mod replay;
 mod shapes;
@@ -22,6 +24,7 @@ fn model(layers: usize) -> ModelSummary {
         elements: 20_000_000,
         kv_elements: 1024,
         state_values: 4096,
+        states: vec![AreaSize::Block(32 * 1024), AreaSize::Slot(4096)],
         buffers: vec![1024, 1024, 2048],
         hidden: 4096,
         widest_input: 2048,
@@ -54,12 +57,26 @@ fn model(layers: usize) -> ModelSummary {
 
 fn machine() -> Machine {
     let nodes = vec![NumaNode { id: 0, cpus: 8 }];
-    Machine { cpus: 8, nodes, available_bytes: 64 << 30, memory_bandwidth: None, gpus: GpuSurvey::default() }
+    Machine {
+        cpus: 8,
+        nodes,
+        available_bytes: 64 << 30,
+        memory_bandwidth: None,
+        products: None,
+        gpus: GpuSurvey::default(),
+    }
 }
 
 fn two_nodes() -> Machine {
     let nodes = vec![NumaNode { id: 0, cpus: 8 }, NumaNode { id: 1, cpus: 6 }];
-    Machine { cpus: 14, nodes, available_bytes: 64 << 30, memory_bandwidth: None, gpus: GpuSurvey::default() }
+    Machine {
+        cpus: 14,
+        nodes,
+        available_bytes: 64 << 30,
+        memory_bandwidth: None,
+        products: None,
+        gpus: GpuSurvey::default(),
+    }
 }
 
 fn counts(plan: &Plan) -> Vec<usize> {
@@ -303,7 +320,7 @@ prop_compose! {
                    head_bytes in 0u64..1 << 32, vocab in 1usize..300_000) -> ModelSummary {
         let layers: Vec<LayerSizes> = layers.into_iter()
             .map(|(weights, kv_elements, state_values, width)| LayerSizes {
-                weights, elements: weights, kv_elements, state_values,
+                weights, elements: weights, kv_elements, state_values, states: vec![],
                 buffers: vec![width, width / 2],
                 hidden: width / 3,
                 widest_input: width / 4,

@@ -165,9 +165,23 @@ fn connect(
     }
 }
 
-/// Whether a message answers a question about links.
+/// Waits until the worker of a stage has left the steps of earlier incarnations behind: the one that `epoch` names begins.
+pub(super) fn begin(
+    workers: &mut [Worker],
+    logits: &mut RingConsumer,
+    stage: usize,
+    epoch: u64,
+    watcher: &mut dyn LoadWatcher,
+) -> Result<(), WorkerError> {
+    match ask(workers, logits, stage, &ToWorker::Begin(epoch), watcher)? {
+        FromWorker::Begun => Ok(()),
+        other => Err(workers[stage].protocol_error(format!("{other:?} where a new epoch begins"))),
+    }
+}
+
+/// Whether a message answers a question about links or epochs.
 pub(super) fn is_answer(message: &FromWorker) -> bool {
-    matches!(message, FromWorker::Offered(_) | FromWorker::Connected(_))
+    matches!(message, FromWorker::Offered(_) | FromWorker::Connected(_) | FromWorker::Begun)
 }
 
 /// Sends a request to the worker of a stage and waits for its answer, as long as it can give one and all others are there. One that is

@@ -113,6 +113,7 @@ fn load_message(worker: &Worker, recipe: &Recipe, epoch: u64) -> ToWorker {
         epoch,
         stage_index: worker.stage,
         stage: plan.stages[worker.stage].clone(),
+        lift: plan.lift_at(worker.stage).cloned(),
         limits: plan.limits,
     }))
 }
@@ -207,7 +208,7 @@ struct Memory {
 /// Where a worker's memory is off its plan by more than 2 %, if it is enough to matter at all.
 fn deviations(stage: &Stage, stats: &LoadStats) -> impl Iterator<Item = Memory> {
     const MATTERS: u64 = 16 << 20;
-    let mapped = stats.layers.iter().map(|layer| layer.pinned).sum();
+    let mapped = stats.layers.iter().map(|layer| layer.pinned).sum::<u64>() + stats.lifted_bytes;
     let of_processor = match stage.execution {
         Execution::Cpu { .. } => ("host memory", stats.host_bytes),
         Execution::Gpu { .. } => ("device memory", stats.device_bytes),
@@ -246,6 +247,9 @@ fn spill_report<'a>(stages: impl Iterator<Item = (&'a Execution, &'a LoadStats)>
             Execution::Gpu { device } => format!("device {}", device.index),
         };
         report.push_str(&format!("; stage {stage} on {processor} runs {}", stats.formats.join(" ")));
+        if stats.lifted_bytes > 0 {
+            report.push_str(", and what spilled for prompts");
+        }
     }
     Some(report)
 }

@@ -26,6 +26,7 @@ use spillway_protocol::control::ToWorker;
 use spillway_protocol::frame::{FrameKind, FrameLimits};
 use spillway_protocol::plan::{Execution, Plan};
 use spillway_protocol::ring::{Ring, RingConsumer, RingProducer};
+use spillway_protocol::states::StateMemory;
 use spillway_protocol::status::{Status, StatusReader};
 use spillway_worker::Worker as _;
 use spillway_worker_cpu::CpuWorker;
@@ -70,6 +71,8 @@ struct Recipe {
     /// Ring `i` leads into stage `i`, the last one out of the last stage. One that another worker holds outlives a worker: the next
     /// one takes the end of its predecessor over.
     rings: Vec<Ring>,
+    /// Holds the states of lifted layers, for CPU workers and the GPU's that lifts them; as long-lived.
+    states: Option<StateMemory>,
     /// How rows are to get from one GPU to the next.
     decided: Vec<Link>,
 }
@@ -126,7 +129,9 @@ impl Workers {
         watcher: &mut dyn LoadWatcher,
     ) -> Result<Workers, WorkerError> {
         let rings = make_rings(&plan)?;
-        let recipe = Recipe { plan, file_stamp, exe, rings, decided };
+        let states = plan.lift.as_ref().map(|lift| StateMemory::create(lift.shared));
+        let states = states.transpose().map_err(SetupError::from)?;
+        let recipe = Recipe { plan, file_stamp, exe, rings, states, decided };
         let stages = recipe.plan.stages.len();
         let (tokens, logits) = (recipe.tokens()?, recipe.logits()?);
         let workers = (0..stages).map(|stage| recipe.spawn(stage, epoch)).collect::<Result<_, _>>()?;
@@ -228,10 +233,16 @@ impl Workers {
 
     /// Lets every worker that has no band load its own, arranges their links, and lets them serve.
     fn load(&mut self, epoch: u64, watcher: &mut dyn LoadWatcher) -> Result<(), WorkerError> {
+        let lifts = self.recipe.plan.lift.as_ref().map(|lift| lift.stage);
+        let survivor = lifts.filter(|stage| self.workers[*stage].state().holds_band());
         load::load_all(&mut self.workers, &self.recipe, epoch, watcher)?;
         let Workers { workers, logits, recipe, links, .. } = self;
         links::arrange(workers, logits, &recipe.decided, links, watcher)?;
-        Ok(())
+        match survivor {
+            // It may still be writing states that steps of this epoch begin from.
+            Some(stage) => links::begin(workers, logits, stage, epoch, watcher),
+            None => Ok(()),
+        }
     }
 
     /// Whether a signal has stopped the worker of a stage.
@@ -358,6 +369,11 @@ impl Recipe {
         Ok(Worker::new(stage, self.plan.stages[stage].layers.clone(), epoch, self.start(stage)?))
     }
 
+    /// The memory for the states of lifted layers, for another worker.
+    fn states_fd(&self) -> Option<Result<OwnedFd, SetupError>> {
+        self.states.as_ref().map(|states| duplicate(states.as_fd()))
+    }
+
     /// Starts the process of a stage.
     fn start(&self, stage: usize) -> Result<Started, WorkerError> {
         let status = StatusReader::create().map_err(SetupError::from)?;
@@ -367,6 +383,7 @@ impl Recipe {
             ring_in: duplicate(self.rings[stage].as_fd())?,
             ring_out: duplicate(self.rings[stage + 1].as_fd())?,
             status: duplicate(status.as_fd())?,
+            states: self.plan.lift_at(stage).and(self.states_fd()).transpose()?,
         };
         let subcommand = subcommand(&self.plan.stages[stage].execution);
         let visible = Visibility::of(&self.plan, stage, &self.decided);

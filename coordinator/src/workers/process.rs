@@ -23,6 +23,7 @@ pub(super) struct Inherited {
     pub ring_in: OwnedFd,
     pub ring_out: OwnedFd,
     pub status: OwnedFd,
+    pub states: Option<OwnedFd>,
 }
 
 /// A child process. Dropping it kills and reaps it.
@@ -41,20 +42,21 @@ impl WorkerProcess {
         inherited: Inherited,
         visible: &Visibility,
     ) -> Result<WorkerProcess, WorkerError> {
-        let args = WorkerArgs::standard(std::process::id());
+        let args = WorkerArgs::standard(std::process::id(), inherited.states.is_some());
         let spawn_error = |source| WorkerError::Spawn { exe: exe.into(), source };
         let mut command = Command::new(exe);
         command.arg0("spillway").args(args.to_argv(subcommand)).stdin(Stdio::null()).stdout(Stdio::null());
         visible.apply(&mut command);
-        let Inherited { control, ring_in, ring_out, status } = inherited;
+        let Inherited { control, ring_in, ring_out, status, states } = inherited;
         let mappings = [
             (control, args.control_fd),
             (ring_in, args.ring_in_fd),
             (ring_out, args.ring_out_fd),
             (status, args.status_fd),
         ];
+        let mappings = mappings.into_iter().chain(states.zip(args.states_fd));
         command
-            .fd_mappings(mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd }).into())
+            .fd_mappings(mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd }).collect())
             .map_err(|error| spawn_error(std::io::Error::other(error)))?;
         let mut child = command.spawn().map_err(spawn_error)?;
         match pidfd(&child) {

@@ -129,6 +129,7 @@ mod tests {
             },
             peer_copies: true,
             stages: executions.iter().enumerate().map(stage).collect(),
+            lift: None,
             warnings: vec![],
         }
     }

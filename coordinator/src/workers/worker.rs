@@ -201,7 +201,8 @@ pub(super) fn puppet(stage: usize) -> (Worker, spillway_protocol::channel::Worke
     let status = StatusReader::create().unwrap();
     let (control, end) = spillway_protocol::channel::pair().unwrap();
     let some = || status.as_fd().try_clone_to_owned().unwrap();
-    let inherited = Inherited { control: some(), ring_in: some(), ring_out: some(), status: some() };
+    let inherited =
+        Inherited { control: some(), ring_in: some(), ring_out: some(), status: some(), states: None };
     let (exe, visible) = (std::path::Path::new("/bin/true"), Visibility::default());
     let process = WorkerProcess::spawn(exe, "puppet", inherited, &visible).unwrap();
     let started = Started { process, control, status: Arc::new(status), memory_kills: 0 };

@@ -62,6 +62,9 @@ pub struct SpanShape {
     pub tokens: u32,
     /// Rows that want logits.
     pub logits: LogitRows,
+    /// Whether spilled layers are lifted for it: CPU workers pass its rows on, and the GPU behind them runs their layers
+    /// ([`crate::plan::Lift`]). Such spans are the last of a step.
+    pub lifted: bool,
 }
 
 /// A span inside a [`StepFrame`].
@@ -85,7 +88,7 @@ pub(super) struct SpanRecord {
     tokens: u32,
     logits: u32,
     blocks: u32,
-    reserved: u32,
+    lifted: u32,
 }
 
 /// The spans of one step. Reused from step to step; allocates only while it grows to its largest step.
@@ -156,6 +159,12 @@ impl StepFrame {
         &self.spans
     }
 
+    /// The spans for which no layers are lifted, and those for which they are, with the row of the first token of the latter.
+    pub fn by_lift(&self) -> (&[Span], &[Span], usize) {
+        let (here, lifted) = self.spans.split_at(self.spans.partition_point(|span| !span.shape.lifted));
+        (here, lifted, lifted.first().map_or(self.tokens, |span| span.first_token))
+    }
+
     /// KV block table of a span of this frame.
     pub fn blocks(&self, span: &Span) -> &[u32] {
         &self.blocks[span.first_block..span.first_block + span.block_count]
@@ -214,7 +223,7 @@ impl StepFrame {
                 tokens: span.shape.tokens,
                 logits: span.shape.logits as u32,
                 blocks: narrow("KV blocks", span.block_count)?,
-                reserved: 0,
+                lifted: span.shape.lifted.into(),
             };
             slot.put_slice(record_offset(index), &[record])?;
         }
@@ -274,6 +283,9 @@ impl StepFrame {
         if self.spans.iter().any(|span| span.shape.state_slot == shape.state_slot) {
             return Err(FrameError::Inconsistent("two spans use the same state slot"));
         }
+        if !shape.lifted && self.spans.last().is_some_and(|span| span.shape.lifted) {
+            return Err(FrameError::Inconsistent("a span for which layers are lifted is not the last"));
+        }
         Ok(())
     }
 }
@@ -288,6 +300,11 @@ impl SpanRecord {
             tokens: self.tokens,
             logits: logits
                 .ok_or(FrameError::Inconsistent("a span asks for an unknown choice of logit rows"))?,
+            lifted: match self.lifted {
+                0 => false,
+                1 => true,
+                _ => return Err(FrameError::Inconsistent("a span is lifted in an unknown way")),
+            },
         };
         Ok((shape, self.blocks as usize))
     }

@@ -14,7 +14,7 @@ const LIMITS: FrameLimits = FrameLimits {
 };
 
 fn shape(slot: u32, start: u32, tokens: u32, logits: LogitRows) -> SpanShape {
-    SpanShape { sequence: 1000 + u64::from(slot), state_slot: slot, start, tokens, logits }
+    SpanShape { sequence: 1000 + u64::from(slot), state_slot: slot, start, tokens, logits, lifted: false }
 }
 
 fn slot(kind: FrameKind) -> Vec<u8> {

@@ -81,6 +81,8 @@ pub struct PlacementParams {
     pub gpu_layer_budget: Option<String>,
     /// Who computes spilled layers: `pcie` or `cpu`.
     pub offload_exec: Option<String>,
+    /// Who runs layers for prompts that CPU workers run otherwise: `auto`, `gpu` or `cpu`.
+    pub offload_prompts: Option<String>,
     /// Threads of each CPU worker.
     pub threads: Option<u64>,
     /// Devices: a list or `none`.
@@ -276,6 +278,7 @@ fn take_placement(fields: &mut Fields) -> Result<PlacementParams, LineError> {
         cpu_workers: fields.take("cpu_workers")?,
         gpu_layer_budget: text(fields.take("gpu_layer_budget")?),
         offload_exec: fields.take("offload_exec")?,
+        offload_prompts: fields.take("offload_prompts")?,
         threads: fields.take("threads")?,
         devices: text(fields.take("devices")?),
         allow_shared_device: fields.take("allow_shared_device")?,

@@ -25,7 +25,7 @@ fn generate(line: serde_json::Value) -> Generate {
 fn a_load_takes_every_placement_name_of_the_command_line() {
     let request = parse(json!({"type": "load", "id": "l", "model": "/m.gguf", "progress": true, "params": {
         "max_seq": 8192, "pp": 2, "pp_layers": "3,5", "cpu_workers": 2, "gpu_layer_budget": "auto",
-        "offload_exec": "cpu", "threads": 4, "devices": "none", "allow_shared_device": true, "assume_pre": "qwen2",
+        "offload_exec": "cpu", "offload_prompts": "gpu", "threads": 4, "devices": "none", "allow_shared_device": true, "assume_pre": "qwen2",
         "allow_mixed_arch": false, "vram_limit": "8GiB", "uniform_vram_tolerance_gb": 2.5, "split": "auto",
         "parallel": 3, "kv_type": "f16", "activations": "int16", "chunk": 64, "peer_copies": "off"}}));
     let text = |s: &str| Some(s.to_owned());
@@ -37,6 +37,7 @@ fn a_load_takes_every_placement_name_of_the_command_line() {
         cpu_workers: Some(2),
         gpu_layer_budget: text("auto"),
         offload_exec: text("cpu"),
+        offload_prompts: text("gpu"),
         threads: Some(4),
         devices: text("none"),
         allow_shared_device: Some(true),

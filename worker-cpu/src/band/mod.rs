@@ -21,7 +21,7 @@ use spillway_kernels::isa::{IsaError, KernelSet};
 use spillway_kernels::matmul::{Kernels, MatmulError};
 use spillway_kernels::ops::attention::{AttentionScratch, KvElement, KvSpan};
 use spillway_kernels::ops::deltanet::{DeltaNetScratch, StateSpan};
-use spillway_kernels::ops::{Ops, OpsError, RopePairing, RopeTable};
+use spillway_kernels::ops::{Ops, OpsError, RopePairing, RopeTable, SharedPart};
 use spillway_kernels::pool::ThreadPool;
 use spillway_model::file::ModelFile;
 use spillway_model::program::{self, RESIDUAL, RopeSpec};
@@ -29,6 +29,7 @@ use spillway_protocol::frame::{LogitsFrame, StepFrame};
 use spillway_protocol::plan::{ActivationType, KvType, Limits, StageBytes};
 use spillway_worker::band::logit_groups;
 use spillway_worker::embedding::{Embedding, EmbeddingError};
+use spillway_worker::states::{Area, SharedStates};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -130,7 +131,7 @@ impl BandError {
 
 /// Sees a step from inside. `()` sees nothing and costs nothing.
 pub trait Observer {
-    /// Layer `layer` of the model is done; `residual` is its output, `[tokens, d_model]`.
+    /// Layer `layer` of the model is done; `residual` is its output for tokens for which it was not lifted, `[tokens, d_model]`.
     fn layer_done(&mut self, layer: usize, residual: &[f32]);
 }
 
@@ -157,16 +158,19 @@ pub struct Band {
     positions: Vec<u32>,
     layer_bytes: Vec<u64>,
     bytes: StageBytes,
+    /// Whether its layers may be lifted.
+    lifts: bool,
 }
 
 impl Band {
-    /// Loads a band with every thread of `pool`.
+    /// Loads a band with every thread of `pool`. With `states`, that is where the states of its layers are.
     ///
     /// # Errors
     /// When the file does not have the band, a weight has no kernels, memory is refused, or `progress` says stop.
     pub fn load(
         model: &Arc<ModelFile>,
         spec: BandSpec,
+        states: Option<&SharedStates>,
         pool: ThreadPool,
         progress: &mut Progress<'_>,
     ) -> Result<Self, BandLoadError> {
@@ -189,9 +193,10 @@ impl Band {
             .transpose()?;
         let mut band_layers = Vec::with_capacity(layers.len());
         let mut layer_bytes = Vec::with_capacity(layers.len());
-        for layer in layers {
+        for (index, layer) in spec.layers.clone().zip(layers) {
             let before = loader.done();
-            let ops = plan::layer_ops(layer, &mut loader, &settings)?;
+            let shared = states.map(|states| shared_parts(states, index)).unwrap_or_default();
+            let ops = plan::layer_ops(layer, &mut loader, &settings, shared)?;
             layer_bytes.push(loader.done() - before);
             band_layers.push(BandLayer { ops, widths: layer.buffers.clone() });
         }
@@ -207,6 +212,7 @@ impl Band {
             positions: Vec::with_capacity(limits.max_step_tokens),
             layer_bytes,
             bytes: StageBytes::default(),
+            lifts: states.is_some(),
             spec,
         };
         band.bytes = band.count_bytes(weights, &settings);
@@ -258,11 +264,17 @@ impl Band {
         Ok(self.engine.buffers.get_mut(RESIDUAL, tokens * self.d_model))
     }
 
-    /// Runs the layers on the spans of `frame`, in place on the input.
+    /// Runs the layers on the spans of `frame`, in place on the input. Rows of spans for which they are lifted stay as they are.
+    ///
+    /// # Errors
+    /// The step is too large, or layers are lifted whose states nobody else reaches.
     pub fn run(&mut self, frame: &StepFrame, observer: &mut impl Observer) -> Result<(), BandError> {
         self.check_size(frame.tokens(), frame.spans().len())?;
-        let kv: ArrayVec<KvSpan<'_>, MAX_SEQUENCES> = frame
-            .spans()
+        let (spans, lifted, tokens) = frame.by_lift();
+        if !lifted.is_empty() && !self.lifts {
+            return Err(BandError::NotHere("memory that it shares with a GPU's"));
+        }
+        let kv: ArrayVec<KvSpan<'_>, MAX_SEQUENCES> = spans
             .iter()
             .map(|span| KvSpan {
                 first_row: span.first_token,
@@ -271,8 +283,7 @@ impl Band {
                 blocks: frame.blocks(span),
             })
             .collect();
-        let states: ArrayVec<StateSpan, MAX_SEQUENCES> = frame
-            .spans()
+        let states: ArrayVec<StateSpan, MAX_SEQUENCES> = spans
             .iter()
             .map(|span| StateSpan {
                 first_row: span.first_token,
@@ -282,18 +293,18 @@ impl Band {
             })
             .collect();
         self.positions.clear();
-        for span in frame.spans() {
+        for span in spans {
             self.positions.extend(span.shape.start..span.shape.start + span.shape.tokens);
         }
         for table in &mut self.engine.ropes {
             table.prepare(&self.positions);
         }
         for (index, layer) in self.layers.iter_mut().enumerate() {
-            let rows = Rows { tokens: frame.tokens(), kv: &kv, states: &states, widths: &layer.widths };
-            for op in &mut layer.ops {
+            let rows = Rows { tokens, kv: &kv, states: &states, widths: &layer.widths };
+            for op in layer.ops.iter_mut().filter(|_| tokens > 0) {
                 self.engine.run(op, &rows)?;
             }
-            let residual = self.engine.buffers.get(RESIDUAL, frame.tokens() * self.d_model);
+            let residual = self.engine.buffers.get(RESIDUAL, tokens * self.d_model);
             observer.layer_done(self.spec.layers.start + index, residual);
         }
         Ok(())
@@ -345,6 +356,19 @@ impl Band {
         }
         Err(BandError::StepSize { tokens, spans, max_tokens, max_spans })
     }
+}
+
+/// The memory of a layer's states.
+fn shared_parts(states: &SharedStates, layer: usize) -> Vec<SharedPart> {
+    let part = |area: &Area| {
+        // SAFETY: `SharedStates` has seen that its areas are inside the memory, which the clone keeps mapped; they do not overlap,
+        // and each is taken once, by the load of its layer. The workers take turns as the memory's module describes.
+        unsafe {
+            let start = states.memory.base().add(area.at);
+            SharedPart::new(start, area.bytes, Arc::new(states.memory.clone()))
+        }
+    };
+    states.of(layer).iter().map(part).collect()
 }
 
 fn check_spec(spec: &BandSpec, available: usize) -> Result<(), BandLoadError> {

@@ -2,11 +2,14 @@
 
 use crate::load::{LoadError, Loader, Need};
 use spillway_kernels::activations::{Codes, Forms};
-use spillway_kernels::ops::attention::{AttentionDims, KvCache, KvDims, KvElement};
-use spillway_kernels::ops::deltanet::{DeltaNet, DeltaNetDims, RecurrentState};
+use spillway_kernels::ops::SharedPart;
+use spillway_kernels::ops::attention::{AttentionDims, KvCache, KvElement};
+use spillway_kernels::ops::deltanet::{DeltaNet, RecurrentState};
 use spillway_kernels::pack::PackedMatrix;
-use spillway_model::program::{AttentionSpec, Buf, DeltaNetSpec, Layer, Step, WeightRef};
+use spillway_model::program::{AttentionSpec, Buf, Layer, Step, WeightRef};
 use spillway_worker::fuse::{self, Fused, Projection, Target, fuse};
+use spillway_worker::states::{delta_net_dims, kv_dims};
+use std::vec::IntoIter;
 
 /// One operation of a layer, ready to run.
 #[derive(Debug)]
@@ -81,16 +84,24 @@ fn step_needs(step: &Step) -> Vec<Need<'_>> {
     }
 }
 
-/// Loads a layer's weights into its operations.
+/// Loads a layer's weights into its operations. Its states are kept in `shared` memory, in the order of its steps, or in private memory
+/// where there is none.
 pub(super) fn layer_ops(
     layer: &Layer,
     loader: &mut Loader<'_>,
     settings: &Settings,
+    shared: Vec<SharedPart>,
 ) -> Result<Vec<Op>, LoadError> {
-    fuse(&layer.steps).into_iter().map(|fused| op(fused, loader, settings)).collect()
+    let mut shared = shared.into_iter();
+    fuse(&layer.steps).into_iter().map(|fused| op(fused, loader, settings, &mut shared)).collect()
 }
 
-fn op(fused: Fused<'_>, loader: &mut Loader<'_>, settings: &Settings) -> Result<Op, LoadError> {
+fn op(
+    fused: Fused<'_>,
+    loader: &mut Loader<'_>,
+    settings: &Settings,
+    shared: &mut IntoIter<SharedPart>,
+) -> Result<Op, LoadError> {
     match fused {
         Fused::Project { src, parts } => {
             let parts =
@@ -105,7 +116,7 @@ fn op(fused: Fused<'_>, loader: &mut Loader<'_>, settings: &Settings) -> Result<
             let hidden = Inputs::of([&down.weight], settings.codes);
             Ok(Op::Mlp { src, gate_up, gate, up, hidden, down })
         }
-        Fused::Single(step) => single(step, loader, settings),
+        Fused::Single(step) => single(step, loader, settings, shared),
     }
 }
 
@@ -116,7 +127,12 @@ fn part(projection: &Projection<'_>, loader: &mut Loader<'_>) -> Result<Part, Lo
 }
 
 /// Steps that fusion leaves as they are.
-fn single(step: &Step, loader: &mut Loader<'_>, settings: &Settings) -> Result<Op, LoadError> {
+fn single(
+    step: &Step,
+    loader: &mut Loader<'_>,
+    settings: &Settings,
+    shared: &mut IntoIter<SharedPart>,
+) -> Result<Op, LoadError> {
     let mut values = |weight: &WeightRef| loader.values(weight);
     Ok(match step {
         &Step::Norm { src, dst, ref weight, eps } => Op::Norm { src, dst, weight: values(weight)?, eps },
@@ -125,24 +141,29 @@ fn single(step: &Step, loader: &mut Loader<'_>, settings: &Settings) -> Result<O
         &Step::Rope { buf, head_dim, rope } => Op::Rope { buf, head_dim, rope },
         &Step::Residual { src } => Op::Residual { src },
         &Step::Attention { q, k, v, gate, dst, ref spec } => {
-            let &AttentionSpec { heads, kv_heads, key_dim, value_dim, scale } = spec;
-            let dims = KvDims { kv_heads, key_dim, value_dim };
-            let cache = KvCache::new(dims, settings.kv_blocks, settings.kv_element)?;
+            let &AttentionSpec { heads, scale, .. } = spec;
+            let (dims, blocks, element) = (kv_dims(spec), settings.kv_blocks, settings.kv_element);
+            let cache = match shared.next() {
+                Some(memory) => KvCache::shared(dims, blocks, element, memory),
+                None => KvCache::new(dims, blocks, element),
+            }?;
             let bufs = AttentionBufs { q, k, v, gate, dst };
             Op::Attention { bufs, dims: AttentionDims { heads, scale }, cache }
         }
         &Step::DeltaNet { qkv, gate, alpha, beta, dst, ref spec } => {
-            let &DeltaNetSpec { key_heads, value_heads, head_dim, conv_kernel, eps, .. } = spec;
-            let dims = DeltaNetDims { key_heads, value_heads, head_dim, conv_kernel, eps };
+            let dims = delta_net_dims(spec);
             let (conv, decay) = (values(&spec.conv)?, values(&spec.decay)?);
             let (dt_bias, norm) = (values(&spec.dt_bias)?, values(&spec.norm)?);
             let layer = DeltaNet::new(dims, &conv, &decay, &dt_bias, &norm)?;
-            let state = RecurrentState::new(dims, settings.slots)?;
+            let state = match (shared.next(), shared.next()) {
+                (Some(conv), Some(matrix)) => RecurrentState::shared(dims, settings.slots, conv, matrix),
+                _ => RecurrentState::new(dims, settings.slots),
+            }?;
             Op::DeltaNet { bufs: DeltaNetBufs { qkv, gate, alpha, beta, dst }, layer, state }
         }
         Step::Linear { .. } | Step::GatedMlp { .. } => {
             // `fuse` turns these into groups; as a group of one the same code loads them.
-            return op(fuse::start(step), loader, settings);
+            return op(fuse::start(step), loader, settings, shared);
         }
     })
 }

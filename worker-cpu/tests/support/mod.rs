@@ -77,7 +77,7 @@ impl Pipeline {
             let (embed, head) = (layers.start == 0, layers.end == program.layers.len());
             let spec = BandSpec { layers, embed, head, limits };
             let pool = ThreadPool::new(threads).unwrap();
-            bands.push(Band::load(model, spec, pool, &mut |_, _| ControlFlow::Continue(())).unwrap());
+            bands.push(Band::load(model, spec, None, pool, &mut |_, _| ControlFlow::Continue(())).unwrap());
         }
         let limits = FrameLimits::new(&limits, program.d_model, program.vocab);
         Self { bands, frame: StepFrame::with_limits(&limits), limits, steps: 0 }
@@ -95,7 +95,8 @@ impl Pipeline {
         for piece in pieces {
             let tokens = u32::try_from(piece.ids.len()).unwrap();
             let Piece { slot, start, logits, .. } = *piece;
-            let shape = SpanShape { sequence: slot.into(), state_slot: slot, start, tokens, logits };
+            let shape =
+                SpanShape { sequence: slot.into(), state_slot: slot, start, tokens, logits, lifted: false };
             // Blocks of the sequences interleave, as they do after a while of serving.
             let blocks = (start + tokens).div_ceil(u32::try_from(KV_BLOCK_TOKENS).unwrap());
             let table: Vec<u32> = (0..blocks).map(|i| i * u32::try_from(SLOTS).unwrap() + slot).collect();

@@ -154,7 +154,7 @@ impl Edges {
             stream.download(&ring.memory, rows.in_ring()?, residual)?;
             return Ok(stream.synchronize()?);
         }
-        self.staging.download(stream, residual)?;
+        self.staging.download(stream, 0, residual)?;
         let values = residual.len() / size_of::<f32>();
         Ok(rows.copy_from(&self.staging.values_mut()?[..values])?)
     }

@@ -5,6 +5,7 @@ use crate::launch::LaunchError;
 use spillway_kernels::formats::FormatError;
 use spillway_kernels::pool::PoolError;
 use spillway_model::error::ModelError;
+use spillway_protocol::ShmError;
 use spillway_worker::ProcessError;
 use spillway_worker::embedding::EmbeddingError;
 use spillway_worker::weights::WeightError;
@@ -58,6 +59,12 @@ pub enum BandError {
     /// Something was asked of a band that is not at that end of the pipeline.
     #[error("this band has no {0}; the pipeline is wired wrongly")]
     NotHere(&'static str),
+    /// States of lifted layers lie outside the memory that the coordinator made for them.
+    #[error("{0} of a lifted layer is outside the memory for states; this is a fault in Spillway")]
+    Lift(&'static str),
+    /// Memory for the states of lifted layers.
+    #[error(transparent)]
+    Memory(#[from] ShmError),
     /// The device that was planned for is not there.
     #[error(
         "the plan is for the {provider} device {planned}, but this process sees only {visible}; make a new plan"
@@ -88,6 +95,8 @@ impl BandError {
             BandError::Spec { .. } => "band_spec",
             BandError::StepSize { .. } => "step_size",
             BandError::NotHere(_) => "band_has_no_such_end",
+            BandError::Lift(_) => "lift_outside_memory",
+            BandError::Memory(error) => error.code(),
             BandError::OtherDevice { .. } => "gpu_other_device",
             BandError::Cancelled => "load_cancelled",
         }

@@ -16,7 +16,7 @@ use spillway_model::program::{Buf, RESIDUAL};
 use spillway_worker::fuse::Target;
 
 /// Working memory on the device, shared by all layers: as large as the largest step needs.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Scratch {
     /// By [`Buf`] number; the residual is number 0.
     pub buffers: Vec<DeviceSlice>,
@@ -38,6 +38,14 @@ impl Scratch {
             attention: arena.allocate("attention", bytes.attention)?,
             delta_net: arena.allocate("DeltaNet", bytes.delta_net)?,
         })
+    }
+
+    /// The same for the rows of a residual of width `d_model` from `row` on.
+    pub fn starting_at(&self, row: usize, d_model: usize) -> Result<Self, HipError> {
+        let mut scratch = self.clone();
+        let (residual, skipped) = (&mut scratch.buffers[0], row * d_model * size_of::<f32>());
+        *residual = residual.part(skipped, residual.len().saturating_sub(skipped))?;
+        Ok(scratch)
     }
 
     fn buffer(&self, buf: Buf) -> DeviceSlice {

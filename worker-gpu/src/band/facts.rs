@@ -10,7 +10,7 @@ use crate::launch::{Pairing, Rope, RowMeta, SpanMeta};
 use bytemuck::cast_slice;
 use spillway_kernels::ops::{RopePairing, RopeTable};
 use spillway_model::program::{self, RopeSpec};
-use spillway_protocol::frame::StepFrame;
+use spillway_protocol::frame::{Span, StepFrame};
 
 /// Alignment of every part.
 const ALIGN: usize = 64;
@@ -74,8 +74,13 @@ impl Facts {
 
     /// Collects the facts of a step and queues their copy.
     pub fn upload(&mut self, stream: &Stream, frame: &StepFrame) -> Result<(), BandError> {
-        self.collect(frame);
-        let offsets = self.offsets(frame.tokens());
+        self.upload_of(stream, frame, frame.spans())
+    }
+
+    /// The same for the last `spans` of a step, as if they were all of it.
+    pub fn upload_of(&mut self, stream: &Stream, frame: &StepFrame, spans: &[Span]) -> Result<(), BandError> {
+        self.collect(frame, spans);
+        let offsets = self.offsets(self.rows.len());
         let end = offsets.tables + size_of_val(self.tables.as_slice());
         let mut parts: Vec<(usize, &[u8])> = vec![
             (0, cast_slice(&self.rows)),
@@ -97,14 +102,15 @@ impl Facts {
         Ok(self.host.upload(stream, 0, self.device.part(0, end)?)?)
     }
 
-    fn collect(&mut self, frame: &StepFrame) {
+    fn collect(&mut self, frame: &StepFrame, of_step: &[Span]) {
+        let before = of_step.first().map_or(0, |span| span.first_token);
         let Self { rows, spans, tables, wanted, positions, ropes, .. } = self;
         rows.clear();
         spans.clear();
         tables.clear();
         wanted.clear();
         positions.clear();
-        for (index, span) in frame.spans().iter().enumerate() {
+        for (index, span) in of_step.iter().enumerate() {
             let shape = span.shape;
             let (index, table) = (number(index), number(tables.len()));
             for position in shape.start..shape.start + shape.tokens {
@@ -113,13 +119,13 @@ impl Facts {
             }
             tables.extend_from_slice(frame.blocks(span));
             spans.push(SpanMeta {
-                first_row: number(span.first_token),
+                first_row: number(span.first_token - before),
                 tokens: shape.tokens,
                 slot: shape.state_slot,
                 reset: u32::from(shape.start == 0),
             });
         }
-        wanted.extend(frame.logit_token_rows().map(number));
+        wanted.extend(frame.logit_token_rows().filter_map(|row| row.checked_sub(before)).map(number));
         for table in ropes {
             table.prepare(positions);
         }

@@ -87,7 +87,7 @@ impl Head {
 
     /// Fetches logits and waits for them.
     pub fn fetch(&mut self, stream: &Stream, logits: DeviceSlice) -> Result<&[f32], HipError> {
-        self.host.download(stream, logits)?;
+        self.host.download(stream, 0, logits)?;
         Ok(&self.host.values_mut()?[..logits.len() / size_of::<f32>()])
     }
 }

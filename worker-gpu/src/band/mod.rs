@@ -10,6 +10,7 @@ mod error;
 mod exec;
 mod facts;
 mod head;
+mod lift;
 mod load;
 mod mapped;
 mod needs;
@@ -30,6 +31,7 @@ use edges::Edges;
 use exec::{Scratch, Step, Streamed};
 use facts::Facts;
 use head::Head;
+use lift::Lift;
 use load::{Loader, Need};
 use mapped::MappedBlock;
 use plan::{Builder, Op, StateSizes};
@@ -39,11 +41,12 @@ use spillway_kernels::hip::{DeviceSource, SOURCES};
 use spillway_model::file::ModelFile;
 use spillway_model::program::{Layer, Program, WeightRef};
 use spillway_protocol::control::{DeviceShare, LayerBytes};
-use spillway_protocol::frame::StepFrame;
+use spillway_protocol::frame::{Span, StepFrame};
 use spillway_protocol::plan::{KvType, Limits, Residency};
 use spillway_worker::band::{Logits, LogitsSink, logit_groups};
 use spillway_worker::embedding::Embedding;
 use spillway_worker::residual::{Incoming, Outgoing};
+use spillway_worker::states::SharedStates;
 use spillway_worker::weights::{self, format_of};
 use spillway_worker::{LoadProgress, ProcessError, Rings};
 use std::ops::Range;
@@ -61,6 +64,8 @@ const COMPILE_TICK: Duration = Duration::from_millis(100);
 pub struct BandSpec {
     /// Contiguous layers, 0-based, end exclusive.
     pub layers: Range<usize>,
+    /// Layers right before them that it runs for spans for which they are lifted, out of page-locked host memory; empty for none.
+    pub lifted: Range<usize>,
     /// Whether it turns token ids into residual rows.
     pub embed: bool,
     /// Whether it applies the final norm and the output projection.
@@ -69,6 +74,18 @@ pub struct BandSpec {
     pub residency: Vec<Residency>,
     /// Sizes to allocate for.
     pub limits: Limits,
+}
+
+impl BandSpec {
+    /// The layers it runs, lifted ones first.
+    fn all_layers(&self) -> Range<usize> {
+        self.layers.start - self.lifted.len()..self.layers.end
+    }
+
+    /// Where the weights of [`BandSpec::all_layers`] live.
+    fn all_residency(&self) -> Vec<Residency> {
+        self.lifted.clone().map(|_| Residency::HostMapped).chain(self.residency.iter().copied()).collect()
+    }
 }
 
 /// A layer, ready to run.
@@ -86,6 +103,7 @@ pub struct Band {
     // Graphs and kernels go before the memory they name, and everything before the device.
     replay: Replay,
     kernels: Kernels,
+    /// Lifted ones first.
     layers: Vec<BandLayer>,
     layer_bytes: Vec<LayerBytes>,
     embedding: Option<Embedding>,
@@ -94,6 +112,7 @@ pub struct Band {
     edges: Edges,
     scratch: Scratch,
     stream: Stream,
+    lift: Option<Lift>,
     // Its copies read blocks.
     streaming: Option<Streaming>,
     /// Weights of the first layers, as far as they are in host memory.
@@ -103,25 +122,27 @@ pub struct Band {
 }
 
 impl Band {
-    /// Loads a band onto a device.
+    /// Loads a band onto a device. Lifted layers need `states`, where the CPU worker that they are lifted from has theirs.
     ///
     /// # Errors
     /// The file does not have the band, kernels cannot be had, the device's memory is too small, or `progress` says stop.
     pub fn load(
         model: &Arc<ModelFile>,
         spec: BandSpec,
+        states: Option<&SharedStates>,
         device: &Device,
         compiler: &KernelCompiler,
         progress: &mut LoadProgress<'_>,
     ) -> Result<Self, BandError> {
         let program = model.program();
         check_spec(&spec, program.layers.len())?;
-        let layers = &program.layers[spec.layers.clone()];
+        let (layers, residency) = (&program.layers[spec.all_layers()], spec.all_residency());
         let kernels = kernels(model, &spec, device, compiler, progress)?;
         let layer_needs: Vec<LayerNeeds> = layers.iter().map(LayerNeeds::of).collect();
-        let groups = mapped_groups(model, layers, &spec.residency)?;
-        let needs = Needs::new(ModelWidths::of(program), &layer_needs, spec.head, spec.limits)
-            .with_mapped(groups.into_iter());
+        let groups = mapped_groups(model, layers, &residency)?.into_iter();
+        let needs = Needs::new(ModelWidths::of(program), &layer_needs, spec.head, spec.limits);
+        let needs =
+            if spec.lifted.is_empty() { needs.with_mapped(groups) } else { needs.with_lifted(groups) };
         let scratch_bytes = needs.scratch();
         let (mut memory, stream) = (Arena::new(device), Stream::new(device)?);
 
@@ -143,7 +164,7 @@ impl Band {
         let mut band_layers = Vec::with_capacity(layers.len());
         let mut layer_bytes = Vec::with_capacity(layers.len());
         let mut blocks = Vec::new();
-        for (layer, residency) in layers.iter().zip(&spec.residency) {
+        for (layer, residency) in layers.iter().zip(&residency) {
             let before = builder.loader.done();
             let (weights, states) = (Need::mapped_bytes(layer, model)?, builder.sizes.of_layer(layer));
             if *residency == Residency::HostMapped {
@@ -170,6 +191,16 @@ impl Band {
         let streaming = (scratch_bytes.streamed > 0)
             .then(|| Streaming::new(device, &mut memory, scratch_bytes.streamed, mapped_ops))
             .transpose()?;
+        let lift = match states {
+            _ if spec.lifted.is_empty() => None,
+            None => return Err(BandError::NotHere("memory for the states of lifted layers")),
+            Some(states) => {
+                let lifted = spec.lifted.clone().zip(layers).zip(&band_layers);
+                let lifted = lifted.map(|((index, layer), loaded)| (index, layer, loaded.ops.as_slice()));
+                let (slots, capacity) = (spec.limits.max_sequences, needs.handed_over_bytes());
+                Some(Lift::new(device, states, lifted, slots, capacity)?)
+            }
+        };
         // Weights are there before the memory that they came through is given back.
         stream.synchronize()?;
         Ok(Self {
@@ -184,6 +215,7 @@ impl Band {
             edges: Edges::new(device, needs.residual_bytes())?,
             scratch,
             stream,
+            lift,
             streaming,
             blocks,
             _memory: memory,
@@ -192,9 +224,14 @@ impl Band {
         })
     }
 
-    /// Weights of each layer, as stored.
+    /// Weights of each layer of the band, as stored.
     pub fn layer_bytes(&self) -> &[LayerBytes] {
-        &self.layer_bytes
+        &self.layer_bytes[self.spec.lifted.len()..]
+    }
+
+    /// Bytes of the weights of lifted layers, page-locked.
+    pub fn lifted_bytes(&self) -> u64 {
+        self.layer_bytes[..self.spec.lifted.len()].iter().map(|layer| layer.pinned).sum()
     }
 
     /// The device it runs on.
@@ -236,7 +273,8 @@ impl Band {
         self.edges.receive(&self.stream, residual, rows)
     }
 
-    /// Runs the layers on the spans of `frame` and waits for them. `pending` rows are dropped as soon as the device has
+    /// Runs the layers on the spans of `frame` and waits for them, lifted ones first for spans for which they are lifted. What these
+    /// change of states is where the CPU worker finds it when this returns. `pending` rows are dropped as soon as the device has
     /// read them.
     ///
     /// # Errors
@@ -244,27 +282,50 @@ impl Band {
     pub fn run(&mut self, frame: &StepFrame, pending: Option<Incoming<'_>>) -> Result<(), BandError> {
         let (tokens, spans) = (frame.tokens(), frame.spans().len());
         self.check_size(tokens, spans)?;
+        self.queue_lifted(frame)?;
         self.facts.upload(&self.stream, frame)?;
-        let longest = frame.spans().iter().map(|span| span.shape.start + span.shape.tokens).max();
-        let context = captured_context(longest.unwrap_or(0) as usize);
+        let context = context(frame.spans());
         let Self { replay, kernels, layers, facts, scratch, stream, streaming, blocks, .. } = self;
         let placed = &facts.placed(tokens)?;
-        let mut streaming = streaming.as_mut().filter(|_| is_streamed(tokens));
+        let (lifted, own) = layers.split_at(self.spec.lifted.len());
+        let mapped = blocks.len() - lifted.len();
+        let mut streaming = streaming.as_mut().filter(|_| is_streamed(tokens) && mapped > 0);
         replay.queue(stream, Shape { tokens, spans, context }, || {
-            for (index, layer) in layers.iter().enumerate() {
-                let streamed = streaming.as_deref_mut().filter(|_| index < blocks.len());
-                let streamed = streamed.map(|streaming| Streamed { streaming, blocks });
-                let mut step =
-                    Step { kernels, stream, scratch, facts, placed, tokens, spans, context, streamed };
-                layer.ops.iter().try_for_each(|op| step.queue(op, &layer.widths))?;
-            }
-            Ok(())
+            let streamed = streaming.as_deref_mut().map(|streaming| Streamed { streaming, blocks });
+            let step = Step { kernels, stream, scratch, facts, placed, tokens, spans, context, streamed };
+            queue_layers(step, own, mapped)
         })?;
         if let Some(rows) = pending {
             self.edges.wait_taken()?;
             drop(rows);
         }
+        if let (Some(lift), (_, lifted @ [_, ..], _)) = (&mut self.lift, frame.by_lift()) {
+            lift.give_back(frame, lifted)?;
+        }
         Ok(self.stream.synchronize()?)
+    }
+
+    /// Queues the lifted layers for the spans for which they are lifted, with the states that they need.
+    fn queue_lifted(&mut self, frame: &StepFrame) -> Result<(), BandError> {
+        let Self { lift: Some(lift), kernels, layers, facts, scratch, stream, streaming, blocks, .. } = self
+        else {
+            return Ok(());
+        };
+        let (passed, lifted, first) = frame.by_lift();
+        lift.passed(passed);
+        if lifted.is_empty() {
+            return Ok(());
+        }
+        lift.bring(stream, frame, lifted)?;
+        facts.upload_of(stream, frame, lifted)?;
+        let (tokens, spans, context) = (frame.tokens() - first, lifted.len(), context(lifted));
+        let placed = &facts.placed(tokens)?;
+        let scratch = &scratch.starting_at(first, self.d_model)?;
+        let streaming = streaming.as_mut().filter(|_| is_streamed(tokens));
+        let streamed = streaming.map(|streaming| Streamed { streaming, blocks });
+        let step = Step { kernels, stream, scratch, facts, placed, tokens, spans, context, streamed };
+        queue_layers(step, &layers[..blocks.len()], blocks.len())?;
+        Ok(lift.mark(stream)?)
     }
 
     /// Puts the output of the last step into `rows`.
@@ -333,6 +394,23 @@ impl Band {
     }
 }
 
+/// The context to queue a step of `spans` with.
+fn context(spans: &[Span]) -> usize {
+    let longest = spans.iter().map(|span| span.shape.start + span.shape.tokens).max();
+    captured_context(longest.unwrap_or(0) as usize)
+}
+
+/// Queues layers one after the other; the first `mapped` of them are streamed, if the step says so.
+fn queue_layers(mut step: Step<'_>, layers: &[BandLayer], mapped: usize) -> Result<(), BandError> {
+    for (index, layer) in layers.iter().enumerate() {
+        if index == mapped {
+            step.streamed = None;
+        }
+        layer.ops.iter().try_for_each(|op| step.queue(op, &layer.widths))?;
+    }
+    Ok(())
+}
+
 /// Compiles what is not in the cache, all at once, telling that the load goes on, then loads the kernels.
 fn kernels(
     model: &ModelFile,
@@ -375,7 +453,7 @@ fn mapped_groups(
 /// Formats of the band's matrices.
 fn formats(model: &ModelFile, spec: &BandSpec) -> Result<Vec<Format>, BandError> {
     let Program { layers, head, .. } = model.program();
-    let mut formats = weights::formats(model, &layers[spec.layers.clone()])?;
+    let mut formats = weights::formats(model, &layers[spec.all_layers()])?;
     if spec.head {
         let format = format_of(&head.output, &model.weight(&head.output)?)?;
         if !formats.contains(&format) {
@@ -397,6 +475,14 @@ fn check_spec(spec: &BandSpec, available: usize) -> Result<(), BandError> {
         (spec.layers.is_empty() || spec.layers.end > available, "the file does not have these layers"),
         (spec.residency.len() != spec.layers.len(), "every layer's weights live in one place"),
         (spec.residency.contains(&Residency::Host), "a GPU reads device memory and mapped host memory only"),
+        (
+            !spec.lifted.is_empty() && spec.lifted.end != spec.layers.start,
+            "layers are lifted from the stage right before",
+        ),
+        (
+            !spec.lifted.is_empty() && spec.residency.contains(&Residency::HostMapped),
+            "where layers are lifted, all others are in the device's memory",
+        ),
         (spec.embed && spec.layers.start != 0, "only the first band embeds"),
         (spec.head && spec.layers.end != available, "only the last band has the head"),
         (max_sequences == 0 || max_sequences > MAX_SEQUENCES, "a GPU worker serves 1 to 256 sequences"),

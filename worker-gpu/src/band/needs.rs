@@ -14,6 +14,8 @@ const MAX_ATTENTION_SCRATCH: usize = 64 << 20;
 /// Weights on their way to the device: pieces of this size, of which so many are in flight.
 pub(super) const UPLOAD_PIECE: usize = 16 << 20;
 pub(super) const UPLOAD_PIECES: usize = 3;
+/// States on their way to or from another worker's memory: as much is in flight, or what one layer keeps of one sequence if that is more.
+const HANDED_OVER: usize = 4 << 20;
 
 /// What decides the scratch of one layer, or of several together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,6 +32,9 @@ pub struct LayerNeeds {
     delta_net: usize,
     /// Bytes of state per sequence beyond what the program says a layer keeps: the convolution's history has a place more.
     more_state: usize,
+    /// Elements of a KV block, and f32 values of the larger state of a sequence: what is handed over at once.
+    block: usize,
+    slot: usize,
 }
 
 impl LayerNeeds {
@@ -46,11 +51,14 @@ impl LayerNeeds {
                 Step::Attention { spec, .. } => {
                     let bytes = Attention::scratch_bytes(spec.heads, spec.value_dim, 1, 1);
                     needs.attention = needs.attention.max(bytes);
+                    let token = spec.kv_heads * (spec.key_dim + spec.value_dim);
+                    needs.block = needs.block.max(KV_BLOCK_TOKENS * token);
                 }
                 Step::DeltaNet { spec, .. } => {
                     let dims = delta_net_dims(spec);
                     needs.delta_net = needs.delta_net.max(dims.scratch_bytes(1));
                     needs.more_state += dims.channels() * size_of::<f32>();
+                    needs.slot = needs.slot.max(dims.matrix_len()).max(dims.history_len());
                 }
                 _ => {}
             }
@@ -68,6 +76,8 @@ impl LayerNeeds {
         self.attention = self.attention.max(other.attention);
         self.delta_net = self.delta_net.max(other.delta_net);
         self.more_state += other.more_state; // layers share scratch, not state
+        self.block = self.block.max(other.block);
+        self.slot = self.slot.max(other.slot);
     }
 }
 
@@ -104,6 +114,8 @@ pub struct Needs {
     limits: Limits,
     /// Bytes of the largest group of matrices that is streamed, 0 for none.
     streamed: usize,
+    /// Whether some of the layers are lifted.
+    lifts: bool,
 }
 
 /// Bytes of every allocation of a band's scratch.
@@ -147,7 +159,7 @@ impl Needs {
         if head {
             widest.widest_input = widest.widest_input.max(widths.d_model);
         }
-        Self { widths, widest, head, limits, streamed: 0 }
+        Self { widths, widest, head, limits, streamed: 0, lifts: false }
     }
 
     /// With layers in host memory, given by the bytes of their [`largest_group`](super::largest_group) of matrices.
@@ -156,6 +168,16 @@ impl Needs {
         let is_used = groups.len() >= FEWEST_STREAMED && is_streamed(self.limits.max_step_tokens);
         let streamed = if is_used { groups.max().unwrap_or(0) } else { 0 };
         Self { streamed: usize::try_from(streamed).unwrap_or(usize::MAX), ..self }
+    }
+
+    /// With layers among them that are lifted, given as those in host memory are. These are streamed however few they are: no step
+    /// of one token reads them over the bus.
+    #[must_use]
+    pub fn with_lifted(self, groups: impl ExactSizeIterator<Item = u64>) -> Self {
+        let lifts = groups.len() > 0;
+        let is_used = is_streamed(self.limits.max_step_tokens);
+        let streamed = groups.max().filter(|_| is_used).map_or(self.streamed as u64, |largest| largest);
+        Self { streamed: usize::try_from(streamed).unwrap_or(usize::MAX), lifts, ..self }
     }
 
     pub(super) fn scratch(&self) -> ScratchBytes {
@@ -192,7 +214,16 @@ impl Needs {
     /// Bytes of page-locked host memory.
     pub fn pinned_bytes(&self) -> u64 {
         let logits = self.scratch().logits;
-        (self.residual_bytes() + logits + self.facts_bytes() + UPLOAD_PIECE * UPLOAD_PIECES) as u64
+        let handed_over = if self.lifts { self.handed_over_bytes() } else { 0 };
+        let steps = self.residual_bytes() + logits + self.facts_bytes() + handed_over;
+        (steps + UPLOAD_PIECE * UPLOAD_PIECES) as u64
+    }
+
+    /// Bytes of the buffer through which states of lifted layers are handed over.
+    pub(super) fn handed_over_bytes(&self) -> usize {
+        let element = usize::try_from(self.limits.kv_type.bytes()).unwrap_or(usize::MAX);
+        let largest = (self.widest.block * element).max(self.widest.slot * size_of::<f32>());
+        largest.max(HANDED_OVER)
     }
 
     /// Bytes of device memory that the stage before writes into, for a ring of `slots` slots.

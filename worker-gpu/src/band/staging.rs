@@ -35,9 +35,9 @@ impl Staging {
         stream.record(&self.moved)
     }
 
-    /// Queues a copy of `from.len()` bytes from the device to the beginning.
-    pub fn download(&mut self, stream: &Stream, from: DeviceSlice) -> Result<(), HipError> {
-        stream.download(&self.memory, 0, from)?;
+    /// Queues a copy of `from.len()` bytes from the device to `offset`.
+    pub fn download(&mut self, stream: &Stream, offset: usize, from: DeviceSlice) -> Result<(), HipError> {
+        stream.download(&self.memory, offset, from)?;
         stream.record(&self.moved)
     }
 }

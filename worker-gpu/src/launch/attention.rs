@@ -12,7 +12,7 @@
 use super::rows::Pairing;
 use super::{Check, Kernels, LaunchError, Loader, Rope, RowMeta, SpanMeta, entries, optional, queue};
 use crate::compile::Arch;
-use crate::hip::{Arg, DeviceSlice, Function, Launch, Stream};
+use crate::hip::{Arg, DeviceSlice, Function, HipError, Launch, Stream};
 
 /// Tokens of a KV block.
 const KV_BLOCK: usize = 32;
@@ -112,6 +112,35 @@ impl KvCache {
         }
         check.rule(kv_heads > 0, "kv heads", kv_heads, "at least 1")?;
         Ok(Self { element, kv_heads, key_dim, value_dim, data })
+    }
+
+    /// How elements are stored.
+    pub fn element(&self) -> KvElement {
+        self.element
+    }
+
+    /// One block.
+    ///
+    /// # Errors
+    /// There is no such block.
+    pub fn block(&self, block: usize) -> Result<DeviceSlice, HipError> {
+        let bytes = Self::bytes_for(self.element, self.kv_heads, self.key_dim, self.value_dim, 1);
+        self.data.part(block.saturating_mul(bytes), bytes)
+    }
+
+    /// Where an element of the key of a token of a block is, in elements from the block's first.
+    pub fn key_at(&self, kv_head: usize, dim: usize, token: usize) -> usize {
+        let of_piece = 16 / self.element.bytes();
+        self.head_at(kv_head) + (dim / of_piece * KV_BLOCK + token) * of_piece + dim % of_piece
+    }
+
+    /// The same of its value.
+    pub fn value_at(&self, kv_head: usize, dim: usize, token: usize) -> usize {
+        self.head_at(kv_head) + KV_BLOCK * self.key_dim + dim * KV_BLOCK + token
+    }
+
+    fn head_at(&self, kv_head: usize) -> usize {
+        kv_head * KV_BLOCK * (self.key_dim + self.value_dim)
     }
 
     /// Width of a key.

@@ -1,7 +1,7 @@
 //! Causal depthwise convolution and gated delta rule (Gated DeltaNet), as the CPU worker computes them.
 
 use super::{Check, Int8Rows, Kernels, LaunchError, RowMeta, SpanMeta, entries, queue};
-use crate::hip::{Arg, DeviceSlice, Launch, Stream};
+use crate::hip::{Arg, DeviceSlice, HipError, Launch, Stream};
 
 /// Head widths that the kernels are compiled for.
 const HEAD_DIMS: [usize; 4] = [32, 64, 128, 256];
@@ -103,6 +103,20 @@ pub struct DeltaNet {
     pub history: DeviceSlice,
     /// Matrix states, [`DeltaNetDims::matrix_len`] values per slot; need not be set.
     pub matrix: DeviceSlice,
+}
+
+impl DeltaNet {
+    /// The past inputs of one slot, and its matrices.
+    ///
+    /// # Errors
+    /// There is no such slot.
+    pub fn slot(&self, slot: usize) -> Result<[DeviceSlice; 2], HipError> {
+        let part = |memory: DeviceSlice, values: usize| {
+            let bytes = values * size_of::<f32>();
+            memory.part(slot.saturating_mul(bytes), bytes)
+        };
+        Ok([part(self.history, self.dims.history_len())?, part(self.matrix, self.dims.matrix_len())?])
+    }
 }
 
 /// The memory of a DeltaNet step, f32, one row per token.

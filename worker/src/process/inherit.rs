@@ -6,6 +6,7 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::unistd::getppid;
 use spillway_protocol::channel::WorkerEnd;
 use spillway_protocol::ring::{RingConsumer, RingProducer};
+use spillway_protocol::states::StateMemory;
 use spillway_protocol::status::StatusWriter;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
@@ -16,6 +17,7 @@ pub(super) struct Inherited {
     pub(super) ring_in: RingConsumer,
     pub(super) ring_out: RingProducer,
     pub(super) status: StatusWriter,
+    pub(super) states: Option<StateMemory>,
 }
 
 impl Inherited {
@@ -24,23 +26,29 @@ impl Inherited {
         follow_parent(args.parent_pid)?;
         take_name()?;
         leave_signals_to_the_coordinator()?;
+        let states = args.states_fd.map(|fd| (fd, "the memory of states"));
         let wanted = [
             (args.control_fd, "the control socket"),
             (args.ring_in_fd, "the incoming ring"),
             (args.ring_out_fd, "the outgoing ring"),
             (args.status_fd, "the status page"),
         ];
+        if let Some((fd, purpose)) = states.filter(|(fd, _)| wanted.iter().any(|(other, _)| other == fd)) {
+            return Err(ProcessError::Descriptor { fd, purpose, reason: "given twice" });
+        }
         for (index, &(fd, purpose)) in wanted.iter().enumerate() {
             if wanted[..index].iter().any(|&(earlier, _)| earlier == fd) {
                 return Err(ProcessError::Descriptor { fd, purpose, reason: "given twice" });
             }
         }
         let [control, ring_in, ring_out, status] = wanted.map(|(fd, purpose)| own(fd, purpose));
+        let states = states.map(|(fd, purpose)| own(fd, purpose)).transpose()?;
         Ok(Self {
             control: WorkerEnd::from_fd(control?)?,
             ring_in: RingConsumer::attach(ring_in?)?,
             ring_out: RingProducer::attach(ring_out?)?,
             status: StatusWriter::attach(status?)?,
+            states: states.map(|fd| StateMemory::attach(fd, 1)).transpose()?,
         })
     }
 }

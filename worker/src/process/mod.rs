@@ -17,6 +17,7 @@ use inherit::Inherited;
 pub use inherit::follow_parent;
 use requests::Requests;
 use spillway_model::error::ModelError;
+use spillway_protocol::ShmError;
 use spillway_protocol::channel::{ChannelError, Received, Sender};
 use spillway_protocol::control::{FromWorker, PROTOCOL_VERSION, ToWorker};
 use spillway_protocol::frame::FrameError;
@@ -79,6 +80,9 @@ pub enum ProcessError {
     /// The status page.
     #[error(transparent)]
     Status(#[from] StatusError),
+    /// Memory that is shared with other processes.
+    #[error(transparent)]
+    Memory(#[from] ShmError),
     /// A step frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
@@ -139,6 +143,7 @@ impl ProcessError {
             ProcessError::Channel(error) => error.code(),
             ProcessError::Ring(error) => error.code(),
             ProcessError::Status(error) => error.code(),
+            ProcessError::Memory(error) => error.code(),
             ProcessError::Frame(error) => error.code(),
             ProcessError::ExpectedLoad => "expected_load",
             ProcessError::Model(error) => error.code(),
@@ -184,7 +189,7 @@ enum Ending {
 
 /// The whole conversation with the coordinator.
 fn converse<W: Worker>(inherited: Inherited) -> Result<Ending, ProcessError> {
-    let Inherited { control, mut ring_in, ring_out, status } = inherited;
+    let Inherited { control, mut ring_in, ring_out, status, states } = inherited;
     ring_in.set_patience(W::PATIENCE);
     let (mut sender, mut receiver) = control.split();
     sender.send(&FromWorker::Hello { protocol: PROTOCOL_VERSION, pid: std::process::id() })?;
@@ -195,13 +200,13 @@ fn converse<W: Worker>(inherited: Inherited) -> Result<Ending, ProcessError> {
     };
     status.set_epoch(load.epoch);
     let (stop, asked) = Stop::on_request(receiver)?;
-    let rings = Rings { incoming: ring_in.memory(), outgoing: ring_out.memory() };
+    let rings = Rings { incoming: ring_in.memory(), outgoing: ring_out.memory(), states };
     let work = AssertUnwindSafe(|| {
         status.set_state(WorkerState::Loading);
         let mut served = open::open::<W>(&load, &rings, &mut sender, &status, &stop)?;
-        let mut requests = Requests::new(asked, &mut sender);
+        let mut requests = Requests::new(asked, &mut sender, load.epoch);
         requests.until_serving(&mut served.band)?;
-        serve::Server::new(served, load.epoch, ring_in, ring_out, &status, &stop).serve(&mut requests)
+        serve::Server::new(served, ring_in, ring_out, &status, &stop).serve(&mut requests)
     });
     let outcome = catch_unwind(work);
     let leaving = if stop.requested() { WorkerState::Stopping } else { WorkerState::Failed };

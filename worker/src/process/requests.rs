@@ -1,4 +1,4 @@
-//! What the coordinator asks of a loaded worker beside steps: links to its neighbours.
+//! What the coordinator asks of a loaded worker beside steps: links to its neighbours, and where incarnations begin.
 
 use super::ProcessError;
 use crate::band::Band;
@@ -12,11 +12,18 @@ use std::sync::mpsc::Receiver;
 pub(super) struct Requests<'a> {
     asked: Receiver<ToWorker>,
     sender: &'a mut Sender<FromWorker>,
+    epoch: u64,
 }
 
 impl<'a> Requests<'a> {
-    pub(super) fn new(asked: Receiver<ToWorker>, sender: &'a mut Sender<FromWorker>) -> Self {
-        Self { asked, sender }
+    /// Requests to a worker that was loaded for `epoch`.
+    pub(super) fn new(asked: Receiver<ToWorker>, sender: &'a mut Sender<FromWorker>, epoch: u64) -> Self {
+        Self { asked, sender, epoch }
+    }
+
+    /// The latest incarnation that was told.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// Answers requests until the coordinator says that steps may come.
@@ -44,6 +51,10 @@ impl<'a> Requests<'a> {
             ToWorker::Offer => self.sender.send(&FromWorker::Offered(band.offer()))?,
             ToWorker::Connect(share) => {
                 self.sender.send(&FromWorker::Connected(band.connect(share.as_ref())))?
+            }
+            ToWorker::Begin(epoch) => {
+                self.epoch = *epoch;
+                self.sender.send(&FromWorker::Begun)?;
             }
             ToWorker::Serve => return Ok(ControlFlow::Break(())),
             // Not passed on by the control thread.

@@ -50,7 +50,6 @@ struct Out<'a> {
 impl<'a, B: Band> Server<'a, B> {
     pub(super) fn new(
         served: Served<B>,
-        epoch: u64,
         ring_in: RingConsumer,
         ring_out: RingProducer,
         status: &'a StatusWriter,
@@ -61,7 +60,7 @@ impl<'a, B: Band> Server<'a, B> {
         let frame = StepFrame::with_limits(&limits);
         let ids = Vec::with_capacity(limits.max_tokens);
         let fault = Fault::from_env();
-        Self { stage: Stage { band, ends, limits, epoch, out, frame, ids, fault }, ring_in }
+        Self { stage: Stage { band, ends, limits, epoch: 0, out, frame, ids, fault }, ring_in }
     }
 
     /// Until asked to stop, or an error.
@@ -69,6 +68,7 @@ impl<'a, B: Band> Server<'a, B> {
         let Out { status, stop, .. } = self.stage.out;
         loop {
             requests.answer_pending(&mut self.stage.band)?;
+            self.stage.epoch = self.stage.epoch.max(requests.epoch());
             status.set_state(WorkerState::Idle);
             let start = Instant::now();
             let found = self.ring_in.wait(TICK)?;

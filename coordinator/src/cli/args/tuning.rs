@@ -40,6 +40,8 @@ struct WishArgs {
     gpu_layer_budget: Option<String>,
     #[arg(long, value_name = "pcie|cpu", help = flag_help(&settings::OFFLOAD_EXEC))]
     offload_exec: Option<String>,
+    #[arg(long, value_name = "auto|gpu|cpu", help = flag_help(&settings::OFFLOAD_PROMPTS))]
+    offload_prompts: Option<String>,
     #[arg(long, value_name = "N", help = flag_help(&settings::MAX_SEQ))]
     max_seq: Option<u64>,
     #[arg(long, value_name = "N", help = flag_help(&settings::THREADS))]
@@ -72,6 +74,7 @@ impl PlacementArgs {
             split: wishes.split.clone(),
             gpu_layer_budget: wishes.gpu_layer_budget.clone(),
             offload_exec: wishes.offload_exec.clone(),
+            offload_prompts: wishes.offload_prompts.clone(),
             max_seq: wishes.max_seq,
             threads: wishes.threads,
             parallel: wishes.parallel,
@@ -206,6 +209,6 @@ mod tests {
             assert_eq!(row.map(|setting| flag_help(setting)), Some(help.to_string()), "{name}");
             seen += 1;
         }
-        assert_eq!(seen, 27);
+        assert_eq!(seen, 28);
     }
 }

@@ -1,6 +1,6 @@
 //! What `bench` tells: figures and what they are made of.
 
-use crate::planner::bytes;
+use crate::planner::{bytes, decoding_bytes};
 use serde::Serialize;
 use spillway_kernels::membw::ReadBandwidth;
 use spillway_protocol::plan::{KV_BLOCK_TOKENS, Plan};
@@ -87,7 +87,7 @@ impl Test {
 /// Bytes read to decode a token after `depth` others.
 fn decode_bytes(plan: &Plan, depth: usize) -> u64 {
     let total = |part: fn(&spillway_protocol::plan::StageBytes) -> u64| {
-        plan.stages.iter().map(|stage| part(&stage.bytes)).sum::<u64>()
+        (0..plan.stages.len()).map(|stage| part(&decoding_bytes(plan, stage))).sum::<u64>()
     };
     let kv_tokens = (plan.limits.kv_blocks * KV_BLOCK_TOKENS).max(1) as u64;
     let sequences = plan.limits.max_sequences.max(1) as u64;

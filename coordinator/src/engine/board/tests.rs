@@ -5,6 +5,7 @@ use super::*;
 use crate::engine::answer::Answer;
 use crate::engine::request::{Completion, GenerateEvent, GenerateRequest};
 use crate::engine::score;
+use crate::engine::slots::Reuse;
 use crate::sampler::SamplingParams;
 use proptest::prelude::*;
 use spillway_protocol::frame::LogitRows;
@@ -29,7 +30,14 @@ const LIMITS: FrameLimits = FrameLimits {
 struct Workers {
     cells: HashMap<(u32, usize), u32>,
     states: HashMap<u32, Vec<u32>>,
+    /// By slot: for which of its tokens layers were lifted.
+    lifted: HashMap<u32, Vec<bool>>,
+    /// By sequence: the same, whatever workers there were. Whoever runs a token again must run it as before.
+    known: HashMap<u64, Vec<bool>>,
 }
+
+/// New tokens of a prompt from which on layers are lifted for it.
+const LIFT_FROM: usize = 6;
 
 impl Workers {
     /// Runs a step; returns the logits of its rows.
@@ -41,6 +49,19 @@ impl Workers {
             // An attending model only overwrites what lies behind `start`; the state here stands for both kinds.
             assert!(state.len() >= shape.start as usize, "a span starts behind what its slot holds");
             state.truncate(shape.start as usize);
+            let lifted = self.lifted.entry(shape.state_slot).or_default();
+            lifted.truncate(shape.start as usize);
+            let known = self.known.entry(shape.sequence).or_insert_with(|| lifted.clone());
+            let all = lifted.iter().zip(&*known).all(|(now, before)| now == before);
+            assert!(all, "what it goes on from was run as before");
+            known.extend(lifted.iter().skip(known.len()));
+            for position in shape.start as usize..(shape.start + shape.tokens) as usize {
+                lifted.push(shape.lifted);
+                if position == known.len() {
+                    known.push(shape.lifted);
+                }
+                assert_eq!(known[position], shape.lifted, "position {position} is run as it was before");
+            }
             for token in 0..shape.tokens as usize {
                 let (id, position) = (ids[span.first_token + token], shape.start as usize + token);
                 state.push(id);
@@ -78,8 +99,8 @@ fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
 struct Harness {
     board: Board,
     workers: Workers,
-    /// Steps under way: frame, ids, rows.
-    under_way: VecDeque<Vec<Vec<f32>>>,
+    /// Rows of steps under way, and the sequences that layers are lifted for in them.
+    under_way: VecDeque<(Vec<Vec<f32>>, Vec<u64>)>,
     frame: StepFrame,
     ids: Vec<u32>,
     step: u64,
@@ -88,7 +109,7 @@ struct Harness {
 impl Harness {
     fn new(rewindable: bool, steps_in_flight: usize) -> Harness {
         Harness {
-            board: Board::new(LIMITS, rewindable, steps_in_flight),
+            board: Board::new(LIMITS, rewindable, steps_in_flight, Some(LIFT_FROM)),
             workers: Workers::default(),
             under_way: VecDeque::new(),
             frame: StepFrame::with_limits(&LIMITS),
@@ -120,10 +141,17 @@ impl Harness {
             if !self.board.next_step(1, self.step, &mut self.frame, &mut self.ids).unwrap() {
                 break;
             }
-            self.under_way.push_back(self.workers.run(&self.frame, &self.ids));
+            let of = |lifted: bool| {
+                let spans = self.frame.spans().iter().filter(move |span| span.shape.lifted == lifted);
+                spans.map(|span| span.shape.sequence)
+            };
+            let is_lifted = |id: &u64| self.under_way.iter().any(|(_, lifted)| lifted.contains(id));
+            assert!(!of(false).any(|id| is_lifted(&id)), "the state is still with the GPU");
+            let lifted = of(true).collect();
+            self.under_way.push_back((self.workers.run(&self.frame, &self.ids), lifted));
         }
         self.board.deliver();
-        if let Some(rows) = self.under_way.pop_front() {
+        if let Some((rows, _)) = self.under_way.pop_front() {
             assert_eq!(rows.len(), self.board.expected_rows());
             for (row, mut logits) in rows.into_iter().enumerate() {
                 self.board.row(row, &mut logits);
@@ -137,8 +165,9 @@ impl Harness {
         self.board.rewind(&WorkerError::GivenUp);
         self.board.tell_recovering("device_replanned", "elsewhere");
         self.under_way.clear();
-        self.workers = Workers::default();
-        self.board.resettle(FrameLimits { max_spans, kv_blocks, ..LIMITS }, 1);
+        self.workers = Workers { known: std::mem::take(&mut self.workers.known), ..Workers::default() };
+        let (limits, steps) = (FrameLimits { max_spans, kv_blocks, ..LIMITS }, self.board.steps_in_flight);
+        self.board.resettle(limits, steps, Some(LIFT_FROM));
     }
 
     fn run_out(&mut self) {
@@ -248,7 +277,7 @@ fn failing_ends_everything_once_and_forgets_the_slots() {
         assert!(matches!(terminal(events), GenerateEvent::Failed(_)));
     }
     assert_eq!((harness.board.live(), harness.board.waiting(), harness.board.in_flight()), (0, 0, false));
-    assert_eq!(harness.board.slots.claim(&[3; 40], 40, true).unwrap().cached, 0);
+    assert_eq!(harness.board.slots.claim(&[3; 40], 40, Reuse::Any).unwrap().cached, 0);
 }
 
 #[test]

@@ -122,7 +122,9 @@ fn a_model_too_large_for_its_gpus_is_refused_with_the_budget_that_fits() {
 #[test]
 fn each_memory_is_charged_for_what_lies_in_it() {
     let mut machine = with_gpus(8 << 30);
-    let request = PlacementRequest { gpu_layer_budget: text("4"), offload_exec: text("cpu"), ..on("0") };
+    let (gpu_layer_budget, offload_exec) = (text("4"), text("cpu"));
+    let offload_prompts = text("cpu");
+    let request = PlacementRequest { gpu_layer_budget, offload_exec, offload_prompts, ..on("0") };
     let first = plan(&model(8), &machine, &request).unwrap();
     let host: u64 = first.stages.iter().map(|stage| stage.bytes.of_host()).sum();
     machine.available_bytes = host + first.stages[0].bytes.of_processor();

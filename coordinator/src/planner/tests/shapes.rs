@@ -86,6 +86,7 @@ impl Shape {
                 elements,
                 kv_elements: if attends { self.kv / 2 } else { 0 },
                 state_values: if attends { 0 } else { self.state },
+                states: Vec::new(),
                 buffers: vec![self.d_model; 4],
                 hidden: 4 * self.d_model,
                 widest_input: 4 * self.d_model,

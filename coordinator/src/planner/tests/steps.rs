@@ -16,13 +16,18 @@ fn step(machine: &Machine, request: &PlacementRequest) -> usize {
 fn one_gpu_takes_larger_steps_and_the_largest_where_nobody_waits() {
     let ample = with(8 << 30);
     let alone = |request| PlacementRequest { parallel: Some(1), ..request };
-    let table: [(PlacementRequest, usize); 8] = [
+    let on_cpu = |prompts| {
+        let (gpu_layer_budget, offload_exec) = (text("3"), text("cpu"));
+        PlacementRequest { gpu_layer_budget, offload_exec, offload_prompts: text(prompts), ..on("0") }
+    };
+    let table: [(PlacementRequest, usize); 9] = [
         (on("0"), 1024),
         (alone(on("0")), 2048),
         (PlacementRequest { max_seq: Some(1500), ..alone(on("0")) }, 1500),
         (PlacementRequest { chunk: Some(300), ..alone(on("0")) }, 300),
         (PlacementRequest { gpu_layer_budget: text("3"), ..alone(on("0")) }, 2048),
-        (PlacementRequest { gpu_layer_budget: text("3"), offload_exec: text("cpu"), ..alone(on("0")) }, 512),
+        (alone(on_cpu("cpu")), 512),
+        (alone(on_cpu("auto")), 2048),
         (alone(on("0,1")), 512),
         (alone(PlacementRequest::default()), 512),
     ];

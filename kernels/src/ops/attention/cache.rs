@@ -4,7 +4,7 @@ use super::BLOCK;
 use super::kernel::{BlockMut, Element};
 use crate::lanes::LANES;
 use crate::ops::OpsError;
-use crate::ops::memory::Lazy;
+use crate::ops::memory::{Lazy, SharedPart};
 use half::f16;
 
 /// Element type of keys and values.
@@ -39,8 +39,18 @@ impl KvDims {
     }
 
     /// Elements of one block.
-    fn block_len(self) -> usize {
+    pub fn block_len(self) -> usize {
         self.kv_heads * self.head_len()
+    }
+
+    /// Where an element of the key of a token of a block is, in elements from the block's first.
+    pub fn key_at(self, kv_head: usize, dim: usize, token: usize) -> usize {
+        kv_head * self.head_len() + dim * BLOCK + token
+    }
+
+    /// The same of its value.
+    pub fn value_at(self, kv_head: usize, dim: usize, token: usize) -> usize {
+        kv_head * self.head_len() + BLOCK * self.key_dim + token * self.value_stride() + dim
     }
 }
 
@@ -68,6 +78,28 @@ impl KvCache {
     /// # Errors
     /// [`OpsError::Unsupported`] for a dimension of zero, [`OpsError::Memory`] when the address space is refused.
     pub fn new(dims: KvDims, blocks: usize, element: KvElement) -> Result<Self, OpsError> {
+        Self::make(dims, blocks, element, None)
+    }
+
+    /// A cache in memory that another process reaches, too: block after block, [`KvCache::bytes_for`] bytes.
+    ///
+    /// # Errors
+    /// As for [`KvCache::new`]; [`OpsError::Shape`] when the memory is too small or not aligned.
+    pub fn shared(
+        dims: KvDims,
+        blocks: usize,
+        element: KvElement,
+        memory: SharedPart,
+    ) -> Result<Self, OpsError> {
+        Self::make(dims, blocks, element, Some(memory))
+    }
+
+    fn make(
+        dims: KvDims,
+        blocks: usize,
+        element: KvElement,
+        memory: Option<SharedPart>,
+    ) -> Result<Self, OpsError> {
         for (what, got) in
             [("kv heads", dims.kv_heads), ("key width", dims.key_dim), ("value width", dims.value_dim)]
         {
@@ -77,8 +109,8 @@ impl KvCache {
         }
         let len = blocks.saturating_mul(dims.block_len());
         let store = match element {
-            KvElement::F32 => Store::F32(Lazy::new("the KV cache", len)?),
-            KvElement::F16 => Store::F16(Lazy::new("the KV cache", len)?),
+            KvElement::F32 => Store::F32(Lazy::new("the KV cache", len, memory)?),
+            KvElement::F16 => Store::F16(Lazy::new("the KV cache", len, memory)?),
         };
         Ok(Self { dims, blocks, store })
     }

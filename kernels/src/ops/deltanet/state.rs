@@ -4,7 +4,7 @@ use super::DeltaNetDims;
 use super::kernel::TILE_COLUMNS;
 use crate::lanes::LANES;
 use crate::ops::OpsError;
-use crate::ops::memory::Lazy;
+use crate::ops::memory::{Lazy, SharedPart};
 
 /// The state of one layer for `slots` sequences: per slot the last inputs of the convolution and one matrix per value
 /// head. A slot's memory is taken when it is first used.
@@ -25,12 +25,30 @@ impl RecurrentState {
     /// [`OpsError::Unsupported`] for dimensions that the kernels cannot handle, [`OpsError::Memory`] when the address
     /// space is refused.
     pub fn new(dims: DeltaNetDims, slots: usize) -> Result<Self, OpsError> {
+        Self::make(dims, slots, [None, None])
+    }
+
+    /// States in memory that another process reaches, too: convolutions' inputs and matrices, slot after slot, f32.
+    ///
+    /// # Errors
+    /// As for [`RecurrentState::new`]; [`OpsError::Shape`] when the memory is too small or not aligned.
+    pub fn shared(
+        dims: DeltaNetDims,
+        slots: usize,
+        conv: SharedPart,
+        matrix: SharedPart,
+    ) -> Result<Self, OpsError> {
+        Self::make(dims, slots, [Some(conv), Some(matrix)])
+    }
+
+    fn make(dims: DeltaNetDims, slots: usize, memory: [Option<SharedPart>; 2]) -> Result<Self, OpsError> {
         dims.validate()?;
+        let [conv, matrix] = memory;
         Ok(Self {
             dims,
             slots,
-            conv: Lazy::new("convolution states", slots.saturating_mul(dims.conv_len()))?,
-            matrix: Lazy::new("matrix states", slots.saturating_mul(dims.matrix_len()))?,
+            conv: Lazy::new("convolution states", slots.saturating_mul(dims.conv_len()), conv)?,
+            matrix: Lazy::new("matrix states", slots.saturating_mul(dims.matrix_len()), matrix)?,
         })
     }
 
@@ -76,12 +94,10 @@ impl RecurrentState {
         self.check(slot)?;
         let (len, dim) = (self.dims.matrix_len(), self.dims.head_dim);
         let state = &self.matrix.values()[slot * len..(slot + 1) * len];
-        let columns = tile_columns(dim);
         let mut out = Vec::with_capacity(len);
-        for head in state.chunks_exact(dim * dim) {
+        for head in 0..self.dims.value_heads {
             for value in 0..dim {
-                let tile = &head[value / columns * columns * dim..];
-                out.extend((0..dim).map(|key| tile[key * columns + value % columns]));
+                out.extend((0..dim).map(|key| state[self.dims.matrix_at(head, value, key)]));
             }
         }
         Ok(out)
@@ -90,6 +106,14 @@ impl RecurrentState {
     /// `Ok` when the slot exists.
     pub(super) fn check(&self, slot: usize) -> Result<(), OpsError> {
         if slot < self.slots { Ok(()) } else { Err(OpsError::StateSlot { slot, slots: self.slots }) }
+    }
+}
+
+impl DeltaNetDims {
+    /// Where an element of a head's matrix is among a slot's [`DeltaNetDims::matrix_len`] values.
+    pub fn matrix_at(self, head: usize, value: usize, key: usize) -> usize {
+        let (dim, columns) = (self.head_dim, tile_columns(self.head_dim));
+        head * dim * dim + value / columns * columns * dim + key * columns + value % columns
     }
 }
 
