@@ -129,7 +129,7 @@ fn answers_go_on_from_lifted_prompts() {
     }
 }
 
-/// Starts engines: three layers of a model are on a GPU, the others on two CPU workers. Prompts take many steps, two of which are under
+/// Starts engines: three layers of a model are on a GPU, the others on CPU workers. Prompts take many steps, two of which are under
 /// way at a time.
 struct Rig {
     models: Models,
@@ -152,11 +152,11 @@ impl Rig {
     }
 
     fn start(&self) -> Engine {
-        self.start_with("gpu")
+        self.start_with("gpu", "2")
     }
 
-    fn start_with(&self, prompts: &str) -> Engine {
-        let sizes = ["--chunk", "4", "--cpu-workers", "2", "--threads", "1", "--max-seq", "384"];
+    fn start_with(&self, prompts: &str, workers: &str) -> Engine {
+        let sizes = ["--chunk", "4", "--cpu-workers", workers, "--threads", "1", "--max-seq", "384"];
         let args = ["plan", "--json", "--devices", "emulated", "-m", self.model.to_str().unwrap()];
         let plan = run(&[&args[..], &SPILLED, &[prompts], &sizes].concat()).json();
         let plan: Plan = serde_json::from_value(plan).unwrap();
@@ -245,7 +245,7 @@ fn answers_agree_with_transformers_whoever_ran_the_prompt() {
         let model = folder.join(name).join(format!("{name}-bf16.gguf"));
         let rig = Rig { model, ..Rig::new() };
         for prompts in ["gpu", "cpu"] {
-            let engine = rig.start_with(prompts);
+            let engine = rig.start_with(prompts, "1");
             for (length, sequence) in golden["seqs"].as_object().unwrap() {
                 let ids = |field: &str| -> Vec<u32> {
                     let ids = sequence[field].as_array().unwrap().iter();
