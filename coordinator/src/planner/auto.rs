@@ -1,6 +1,7 @@
 //! `gpu_layer_budget` `auto`: of all numbers of resident layers, and of both ways to run the others unless the request names one,
-//! the placement whose tokens take the least time by measured speeds. Where speeds were not measured: as many layers as fit.
-//! Every GPU of the request is used, or none.
+//! the placement whose tokens, of answers and of prompts as long, take the least time by measured speeds: a layer less on a GPU may
+//! make the room that prompts of all others need there. Where speeds were not measured: as many layers as fit. Every GPU of the
+//! request is used, or none.
 
 use super::cost::{self, Picoseconds};
 use super::request::{Offload, Wishes};
@@ -43,7 +44,7 @@ pub(super) fn best(
         }
         match place(model, machine, wishes, resident) {
             Ok(plan) => {
-                let time = cost::token_time(&plan, machine);
+                let time = cost::weighed_time(model, &plan, machine);
                 if let Some(time) = time.filter(|time| best.as_ref().is_none_or(|(least, _)| time < least)) {
                     best = Some((time, plan));
                 }
@@ -154,7 +155,7 @@ fn because(machine: &Machine, wishes: &Wishes, time: Picoseconds) -> String {
     measured.extend(machine.memory_bandwidth.map(|speed| format!("the CPU {}/s", bytes(speed))));
     let without = wishes.offload_is_open || wishes.offload == Offload::Cpu;
     format!(
-        "; auto: about {:.1} ms a token, the least of every budget that fits with {gpus}{}, as was measured: {}",
+        "; auto: about {:.1} ms for a token of an answer and one of its prompt, the least of every budget that fits with {gpus}{}, as was measured: {}",
         time.milliseconds(),
         if without { " and of the CPU alone" } else { "" },
         measured.join(", ")

@@ -1,7 +1,9 @@
-//! How long a decoded token takes, by measured speeds: every stage reads its weights, its keys and values and its state once, and a
-//! row goes from stage to stage. Whole numbers throughout, so that the same input gives the same answer everywhere.
+//! How long tokens take, by measured speeds. For a decoded one every stage reads its weights, its keys and values and its state once,
+//! and a row goes from stage to stage. Of a prompt's only that is counted which placements differ in: what CPU workers multiply, and
+//! what comes over the bus. Whole numbers throughout, so that the same input gives the same answer everywhere.
 
-use super::Machine;
+use super::request::DEFAULT_STEP;
+use super::{Machine, ModelSummary};
 use spillway_protocol::plan::{Execution, KV_BLOCK_TOKENS, Limits, Plan, Stage, StageBytes};
 use spillway_worker_gpu::speed::DeviceSpeed;
 use std::iter::Sum;
@@ -70,6 +72,32 @@ pub(super) fn on_cpu(bytes: u64, bandwidth: u64) -> Picoseconds {
 /// Time of CPU workers for one token of a prompt in matrices of so many elements, at `products` multiplications a second.
 pub(super) fn multiplying(elements: u64, products: u64) -> Picoseconds {
     Picoseconds::reading(elements, products, 100)
+}
+
+/// Time of a token of an answer and of one of its prompt: an answer as long as its prompt is what placements are weighed by. None
+/// where a speed is not known.
+pub(super) fn weighed_time(model: &ModelSummary, plan: &Plan, machine: &Machine) -> Option<Picoseconds> {
+    Some(token_time(plan, machine)? + prompt_time(model, plan, machine))
+}
+
+/// Time of a token of a prompt beside what GPUs multiply; none where it is not known how fast the CPU multiplies.
+fn prompt_time(model: &ModelSummary, plan: &Plan, machine: &Machine) -> Picoseconds {
+    let Some(products) = machine.products else { return Picoseconds::default() };
+    // Whether there is room for larger steps is seen when the placement is chosen.
+    let step = plan.limits.max_step_tokens.clamp(1, DEFAULT_STEP) as u128;
+    let of_stage = |(index, stage): (usize, &Stage)| match &stage.execution {
+        Execution::Cpu { .. } if plan.lift_at(index).is_some() => Picoseconds::default(),
+        Execution::Cpu { .. } => {
+            let elements = model.layers[stage.layers.clone()].iter().map(|layer| layer.elements).sum();
+            multiplying(elements, products)
+        }
+        Execution::Gpu { device } => {
+            let speed = machine.gpu(device).and_then(|gpu| gpu.speed);
+            let pass = speed.map_or(Picoseconds::default(), |speed| over_link(stage.bytes.mapped, speed));
+            Picoseconds(pass.0 / step)
+        }
+    };
+    plan.stages.iter().enumerate().map(of_stage).sum()
 }
 
 /// Time of one token of one sequence whose context is half full. None where a speed is not known.

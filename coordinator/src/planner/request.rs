@@ -57,7 +57,7 @@ pub struct PlacementRequest {
 
 pub(crate) const DEFAULT_MAX_SEQ: usize = 4096;
 pub(crate) const DEFAULT_PARALLEL: usize = 4;
-const DEFAULT_STEP: usize = 512;
+pub(super) const DEFAULT_STEP: usize = 512;
 
 /// Layer weights from which on a model does not need inputs finer than 8 bits (decision 7).
 const FINE_BELOW: u64 = 1_000_000_000;

@@ -81,7 +81,8 @@ fn the_cpu_alone_is_weighed_whatever_is_said_of_gpus() {
 fn the_reason_has_the_numbers_it_was_found_by() {
     let plan = plan(&model(64), &measured(&[500, 500], 25_600, 61_440), &auto("0,1")).unwrap();
     let why = &plan.stages[0].why;
-    for part in ["device 1 reads 97.7 GiB/s", "25.0 GiB/s of the host's", "the CPU 60.0 GiB/s", "ms a token"]
+    for part in
+        ["device 1 reads 97.7 GiB/s", "25.0 GiB/s of the host's", "the CPU 60.0 GiB/s", "ms for a token"]
     {
         assert!(why.contains(part), "{why}");
     }
@@ -108,6 +109,24 @@ fn time_is_that_of_bytes_at_the_share_of_the_speed_that_is_reached() {
     assert_eq!(time("1", "pcie"), 1_000_000_000 + 10_000_000_000);
     assert_eq!(time("1", "cpu"), 1_000_000_000 + 6_000_000_000 + 1_500_000 + 5_000_000);
     assert_eq!(token_time(&plan(&bare, &host, &on("0")).unwrap(), &machine()), None, "not measured");
+}
+
+/// A layer more on the CPU costs answers little, and prompts of all layers there gain much by it.
+#[test]
+fn a_layer_makes_room_for_prompts_where_that_pays() {
+    let at = |products| Machine { products, ..measured(&[450], 25_000, 60_000) };
+    let request = PlacementRequest { offload_exec: text("cpu"), ..auto("0") };
+    let place = |products, request: &PlacementRequest| plan(&model(64), &at(products), request).unwrap();
+    let most = place(Some(u64::MAX), &request);
+    assert!(most.lift.is_none(), "{most:?}");
+    let slow = place(Some(20_000_000_000), &request);
+    let [resident, _, on_cpu] = homes(&slow);
+    let fewer = homes(&most)[0] - resident;
+    assert!(slow.lift.is_some() && (1..20).contains(&fewer), "{fewer} layers less");
+    assert_eq!(slow.lift.as_ref().unwrap().layers, 0..on_cpu);
+    // What is given up for it is asked for, or nothing is.
+    let never = PlacementRequest { offload_prompts: text("cpu"), ..request };
+    assert_eq!(homes(&place(Some(20_000_000_000), &never)), homes(&most));
 }
 
 /// Keys and values of layers that a GPU reads stay with it, so that more of them fit where the CPU runs the others.
