@@ -234,3 +234,36 @@ proptest! {
         prop_assert!(same(&frame, &read));
     }
 }
+
+/// Spans for which layers are lifted are told apart on the other side, and a frame that has them elsewhere than at its end is not
+/// believed.
+#[test]
+fn lifted_spans_come_last() {
+    let lifted = |shape: SpanShape| SpanShape { lifted: true, ..shape };
+    let mut frame = StepFrame::with_limits(&LIMITS);
+    frame.begin(7, 42);
+    frame.push(shape(2, 0, 3, LogitRows::None), &[], &LIMITS).unwrap();
+    frame.push(lifted(shape(0, 0, 4, LogitRows::Last)), &[], &LIMITS).unwrap();
+    let late = frame.push(shape(1, 0, 1, LogitRows::None), &[], &LIMITS).unwrap_err();
+    assert!(late.to_string().contains("lifted"), "{late}");
+    let mut bytes = slot(FrameKind::Tokens);
+    write_tokens(&mut bytes, &frame, &[0; 7]).unwrap();
+    let mut read = StepFrame::default();
+    read_step(&bytes, FrameKind::Tokens, &LIMITS, &mut read).unwrap();
+    assert!(same(&frame, &read));
+    let (here, away, first) = read.by_lift();
+    assert_eq!((here.len(), away.len(), first), (1, 1, 3));
+    // The flag is the last word of a record of 32 bytes; records follow the header.
+    for (record, flag) in [(0, 1u32), (1, 2)] {
+        let mut wrong = bytes.clone();
+        wrong[64 + 32 * record + 28..][..4].copy_from_slice(&flag.to_ne_bytes());
+        let refused = read_step(&wrong, FrameKind::Tokens, &LIMITS, &mut read);
+        assert_eq!(
+            refused.is_err(),
+            flag == 2,
+            "record {record}: two lifted spans are fine, an unknown way is not"
+        );
+    }
+    let none = sample();
+    assert_eq!((none.by_lift().0.len(), none.by_lift().1.len(), none.by_lift().2), (3, 0, 37));
+}
