@@ -386,7 +386,7 @@ fn what_is_no_request_is_answered_and_the_server_goes_on() {
     let declared = http.request(CHAT, "", "").replace("content-length: 0", "content-length: 9000000");
     let reply = http.send(&declared);
     assert_eq!((reply.status, reply.error().as_str()), (413, "body_too_large"));
-    let chunk = format!("900000\r\n{}\r\n", " ".repeat(0x90_0000));
+    let chunk = format!("900000\r\n{}\r\n0\r\n\r\n", " ".repeat(0x90_0000));
     let sent = http.request(CHAT, "", "").replace("content-length: 0\r\n", "transfer-encoding: chunked\r\n");
     let reply = http.send(&format!("{sent}{chunk}"));
     assert_eq!((reply.status, reply.error().as_str()), (413, "body_too_large"));

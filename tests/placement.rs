@@ -143,7 +143,8 @@ fn a_budget_of_auto_follows_what_was_measured() {
     measured.plan(&["--devices", roomy, "--gpu-layer-budget", "auto"]);
     let gib = 1u64 << 30;
     let pretend = |cpu: u64, memory: u64, link: u64| {
-        measured.pretend("memory of a host", &json!({"memory": cpu * gib}));
+        // Prompts take no time.
+        measured.pretend("memory of a host", &json!({"memory": cpu * gib, "products": u64::MAX}));
         measured.pretend("speed of", &json!({"memory": memory * gib, "link": link * gib, "hop_ns": 1}));
     };
     let auto = |devices: &str, more: &[&str]| {

@@ -138,10 +138,7 @@ impl spillway_worker::Band for Band {
         pending: Option<Incoming<'_>>,
         layer_done: &mut dyn FnMut(),
     ) -> Result<(), ProcessError> {
-        Band::run(self, frame, pending)?;
-        // Kernels report nothing on their way: all layers are known to be done at once.
-        self.layer_bytes().iter().for_each(|_| layer_done());
-        Ok(())
+        Ok(Band::run(self, frame, pending, layer_done)?)
     }
 
     fn send(&mut self, rows: Outgoing<'_, '_>) -> Result<(), ProcessError> {

@@ -67,7 +67,7 @@ fn uploaded(model: &Arc<ModelFile>, residency: Residency) -> ([u64; 3], u64) {
         frame.push(shape, &[0, 1][..blocks], &limits).unwrap();
         let before = emulated::counters().uploaded;
         band.embed(&vec![1; tokens as usize]).unwrap();
-        band.run(&frame, None).unwrap();
+        band.run(&frame, None, &mut || ()).unwrap();
         emulated::counters().uploaded - before
     });
     (steps, mapped)

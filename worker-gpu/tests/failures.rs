@@ -87,7 +87,7 @@ impl Fixture {
             start += tokens;
             let failed = |error: BandError| error.code().to_owned();
             band.embed(ids).map_err(failed)?;
-            band.run(&frame, None).map_err(failed)?;
+            band.run(&frame, None, &mut || ()).map_err(failed)?;
             let logits = band.logits(&frame, &mut |_, logits| {
                 let Logits::Values(values) = logits else { panic!("there is no ring") };
                 last = values[0];

@@ -138,7 +138,7 @@ impl Pipeline {
         let mut arrived = StepFrame::with_limits(limits);
         read_step(&slot, FrameKind::Residual, limits, &mut arrived).unwrap();
         let pending = gpu.receive(Incoming::new(slot, &arrived, limits)).unwrap();
-        gpu.run(&arrived, pending).unwrap();
+        gpu.run(&arrived, pending, &mut || ()).unwrap();
         let mut rows = Vec::new();
         let mut sink = |_: &_, logits: Logits<'_>| {
             let Logits::Values(values) = logits else { panic!("there is no ring") };
@@ -258,7 +258,7 @@ fn a_slot_is_begun_afresh() {
     }
 }
 
-/// Bands that have no part in it refuse what is lifted, and what cannot be loaded.
+/// CPU bands that have no part in it refuse what is lifted, and what cannot be loaded is refused.
 #[test]
 fn lifting_without_shared_memory_is_refused() {
     if !can_compile() {

@@ -82,8 +82,8 @@ pub trait Band {
     /// There are more tokens than the band was made for, or they cannot be copied.
     fn receive<'a>(&mut self, rows: Incoming<'a>) -> Result<Option<Incoming<'a>>, ProcessError>;
 
-    /// Runs the layers on the spans of `frame`. `pending` is what [`Band::receive`] gave back. `layer_done` is called once
-    /// for each layer as it is known to be done.
+    /// Runs the layers on the spans of `frame`. `pending` is what [`Band::receive`] gave back. `layer_done` is called
+    /// for each layer as it is known to be done, and whenever else it is known that the step gets on: nobody counts the calls.
     ///
     /// # Errors
     /// An operation failed; the state of the step's sequences is undefined.

@@ -121,7 +121,7 @@ impl Pipeline {
             Ok(Collected::Step) => {
                 (self.doubt, self.alive) = (None, Instant::now());
                 if let Some(awaited) = self.under_way.pop_front() {
-                    self.watchdog.done(awaited, LOOK);
+                    self.watchdog.done(Instant::now(), awaited, LOOK);
                 }
                 Ok(Collected::Step)
             }

@@ -94,9 +94,16 @@ impl Watchdog {
         (silence > SHORTEST).then_some(Silent { stage, first, silence, hung })
     }
 
-    /// A step came back; `look` is the longest silence that nobody looked into.
-    pub(super) fn done(&mut self, awaited: Awaited, look: Duration) {
-        self.normal[kind(awaited.tokens)].get_or_insert(look);
+    /// A step came back at `now`; `look` is the longest silence that nobody looked into.
+    pub(super) fn done(&mut self, now: Instant, awaited: Awaited, look: Duration) {
+        let asleep = self.looked.is_none_or(|last| now.duration_since(last) > ASLEEP);
+        match self.pulse.filter(|_| !asleep) {
+            // A device may say nothing until a step is over, which may take seconds.
+            Some(last) => self.learn(awaited.tokens, now.duration_since(last.since).max(look)),
+            None => {
+                self.normal[kind(awaited.tokens)].get_or_insert(look);
+            }
+        }
         self.rest();
     }
 
@@ -171,7 +178,7 @@ mod tests {
 
     fn trained() -> Watchdog {
         let mut dog = Watchdog::default();
-        dog.done(DECODE, LOOK);
+        dog.done(Instant::now(), DECODE, LOOK);
         dog
     }
 
@@ -210,6 +217,28 @@ mod tests {
         let workers = [worker(5, 0, WorkerState::Stepping), done(4)];
         let (_, at) = still(&mut Watchdog::default(), DECODE, workers, 100).unwrap();
         assert!(at > UNKNOWN && at < UNKNOWN * 2);
+    }
+
+    /// A device that shows no pulse within its steps has as long for the next one as its last one makes usual, and no longer.
+    #[test]
+    fn a_step_without_any_pulse_is_usual_when_it_comes_back() {
+        let prompt = Awaited { step: 5, tokens: 1024 };
+        let stepping = || [worker(5, 0, WorkerState::Stepping), done(4)];
+        let mut dog = trained();
+        let mut run = |seconds: u32| {
+            let start = Instant::now();
+            let mut looks = (0..seconds * 50).map(|look| start + LOOK * look);
+            let hung = looks.any(|at| dog.look(at, prompt, stepping().into_iter()).is_some_and(|it| it.hung));
+            dog.done(start + Duration::from_secs(seconds.into()), prompt, LOOK);
+            hung
+        };
+        assert!(!run(5), "the first one has a minute");
+        assert!(!run(5) && !run(100));
+        // Longer ones become usual at once, shorter ones slowly.
+        assert!(!run(5) && !run(5));
+        let mut dog = trained();
+        dog.done(Instant::now(), prompt, LOOK);
+        assert!(still(&mut dog, prompt, stepping(), 5).is_some(), "a short one before");
     }
 
     /// Layers that usually take `usual` take `slower` times as long.

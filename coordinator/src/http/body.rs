@@ -1,7 +1,7 @@
 //! The body of a request: JSON, bounded in size and in time.
 
 use super::error::ApiError;
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream};
 use axum::extract::Request;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
@@ -15,6 +15,9 @@ pub const MAX_BODY_BYTES: usize = spillway_protocol::jsonl::MAX_LINE_BYTES;
 
 /// How long a client may take to send its body.
 const BODY_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long the rest of a body that is too large is taken.
+const FORGET_LIMIT: Duration = Duration::from_secs(2);
 
 /// Reads what a client sends, as long as it may be JSON of an allowed size.
 pub async fn read(request: Request) -> Result<Vec<u8>, ApiError> {
@@ -71,11 +74,26 @@ async fn collect(body: Body) -> Result<Vec<u8>, ApiError> {
             )
         })?;
         if bytes.len() + piece.len() > MAX_BODY_BYTES {
+            drop(bytes);
+            // Fails when the client goes on sending.
+            let _ = timeout(FORGET_LIMIT, forget(pieces)).await;
             return Err(too_large());
         }
         bytes.extend_from_slice(&piece);
     }
     Ok(bytes)
+}
+
+/// Takes what comes, as much as a body may have. A client that is still sending when the connection is closed may never see the
+/// answer.
+async fn forget(mut pieces: BodyDataStream) {
+    let mut taken = 0;
+    while let Some(Ok(piece)) = pieces.next().await {
+        taken += piece.len();
+        if taken > MAX_BODY_BYTES {
+            break;
+        }
+    }
 }
 
 #[cfg(test)]

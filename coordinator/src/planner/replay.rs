@@ -98,7 +98,9 @@ fn check_lift(saved: &Plan, model: &ModelSummary) -> Result<(), Refusal> {
     let Some(Lift { layers, stage, from, shared, why: _ }) = &saved.lift else { return Ok(()) };
     let first = saved.stages.iter().position(|stage| stage.device().is_some());
     let spilled = first.map(|first| 0..saved.stages[first].layers.start).filter(|layers| !layers.is_empty());
+    let reads_host = |stage: &Stage| stage.residency.contains(&Residency::HostMapped);
     let is_right = first == Some(*stage)
+        && !reads_host(&saved.stages[*stage])
         && spilled.as_ref() == Some(layers)
         && *from >= 1
         && *shared == lift::shared_bytes(model, layers, &saved.limits);

@@ -98,8 +98,14 @@ impl Lift {
         }
     }
 
-    /// Queues on `stream` what the device does not know of the sequences of `spans`.
-    pub fn bring(&mut self, stream: &Stream, frame: &StepFrame, spans: &[Span]) -> Result<(), BandError> {
+    /// Queues on `stream` what the device does not know of the sequences of `spans`; `gets_on` is called as that gets on.
+    pub fn bring(
+        &mut self,
+        stream: &Stream,
+        frame: &StepFrame,
+        spans: &[Span],
+        gets_on: &mut dyn FnMut(),
+    ) -> Result<(), BandError> {
         let Self { memory, kept, staging, capacity, known, unit, .. } = self;
         let mut units = Vec::new();
         for span in spans {
@@ -123,6 +129,7 @@ impl Lift {
             for (offset, one) in &batch {
                 staging.upload(stream, *offset, one.device()?)?;
             }
+            gets_on();
         }
         Ok(())
     }
@@ -132,8 +139,13 @@ impl Lift {
         stream.record(&self.ran)
     }
 
-    /// Waits for the lifted layers and gives back what they have computed for `spans`.
-    pub fn give_back(&mut self, frame: &StepFrame, spans: &[Span]) -> Result<(), BandError> {
+    /// Waits for the lifted layers and gives back what they have computed for `spans`; `gets_on` is called as that gets on.
+    pub fn give_back(
+        &mut self,
+        frame: &StepFrame,
+        spans: &[Span],
+        gets_on: &mut dyn FnMut(),
+    ) -> Result<(), BandError> {
         let Self { memory, kept, staging, capacity, copies, ran, unit, .. } = self;
         let mut units = Vec::new();
         for span in spans {
@@ -154,6 +166,7 @@ impl Lift {
                 let part = &mut bytes[*offset..][..one.device()?.len()];
                 one.hand_over(memory, unit, part, Way::FromDevice)?;
             }
+            gets_on();
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ pub use needs::{LayerNeeds, ModelWidths, Needs};
 pub use streaming::largest_group;
 
 use crate::compile::KernelCompiler;
-use crate::hip::{Arena, Device, DeviceSlice, HipError, Stream};
+use crate::hip::{Arena, Device, DeviceSlice, Event, HipError, Stream};
 use crate::launch::{Kernels, KvElement, LaunchError};
 use edges::Edges;
 use exec::{Scratch, Step, Streamed};
@@ -112,6 +112,8 @@ pub struct Band {
     edges: Edges,
     scratch: Scratch,
     stream: Stream,
+    /// One for each layer: passed when the layer is done.
+    marks: Vec<Event>,
     lift: Option<Lift>,
     // Its copies read blocks.
     streaming: Option<Streaming>,
@@ -215,6 +217,7 @@ impl Band {
             edges: Edges::new(device, needs.residual_bytes())?,
             scratch,
             stream,
+            marks: layers.iter().map(|_| Event::new(device)).collect::<Result<_, _>>()?,
             lift,
             streaming,
             blocks,
@@ -275,39 +278,55 @@ impl Band {
 
     /// Runs the layers on the spans of `frame` and waits for them, lifted ones first for spans for which they are lifted. What these
     /// change of states is where the CPU worker finds it when this returns. `pending` rows are dropped as soon as the device has
-    /// read them.
+    /// read them. `layer_done` is called for each of its own layers: as the device comes past it in a step that is not captured as
+    /// a graph, which would take long, else for all of them in the end.
     ///
     /// # Errors
     /// An operation cannot be queued, or the device failed.
-    pub fn run(&mut self, frame: &StepFrame, pending: Option<Incoming<'_>>) -> Result<(), BandError> {
+    pub fn run(
+        &mut self,
+        frame: &StepFrame,
+        pending: Option<Incoming<'_>>,
+        layer_done: &mut dyn FnMut(),
+    ) -> Result<(), BandError> {
         let (tokens, spans) = (frame.tokens(), frame.spans().len());
         self.check_size(tokens, spans)?;
-        self.queue_lifted(frame)?;
+        self.queue_lifted(frame, layer_done)?;
         self.facts.upload(&self.stream, frame)?;
         let context = context(frame.spans());
-        let Self { replay, kernels, layers, facts, scratch, stream, streaming, blocks, .. } = self;
+        let Self { replay, kernels, layers, facts, scratch, stream, streaming, blocks, marks, .. } = self;
         let placed = &facts.placed(tokens)?;
         let (lifted, own) = layers.split_at(self.spec.lifted.len());
+        let (lifted_marks, marks) = marks.split_at(lifted.len());
+        // Marks within a graph would be those of its capture.
+        let marks = if replay.may_capture(tokens) { &[] } else { marks };
         let mapped = blocks.len() - lifted.len();
         let mut streaming = streaming.as_mut().filter(|_| is_streamed(tokens) && mapped > 0);
         replay.queue(stream, Shape { tokens, spans, context }, || {
             let streamed = streaming.as_deref_mut().map(|streaming| Streamed { streaming, blocks });
             let step = Step { kernels, stream, scratch, facts, placed, tokens, spans, context, streamed };
-            queue_layers(step, own, mapped)
+            queue_layers(step, own, mapped, marks)
         })?;
         if let Some(rows) = pending {
             self.edges.wait_taken()?;
             drop(rows);
         }
         if let (Some(lift), (_, lifted @ [_, ..], _)) = (&mut self.lift, frame.by_lift()) {
-            lift.give_back(frame, lifted)?;
+            follow(lifted_marks, layer_done)?;
+            lift.give_back(frame, lifted, layer_done)?;
         }
-        Ok(self.stream.synchronize()?)
+        follow(marks, layer_done)?;
+        let unmarked = own.len() - marks.len();
+        self.stream.synchronize()?;
+        (0..unmarked).for_each(|_| layer_done());
+        Ok(())
     }
 
     /// Queues the lifted layers for the spans for which they are lifted, with the states that they need.
-    fn queue_lifted(&mut self, frame: &StepFrame) -> Result<(), BandError> {
-        let Self { lift: Some(lift), kernels, layers, facts, scratch, stream, streaming, blocks, .. } = self
+    fn queue_lifted(&mut self, frame: &StepFrame, gets_on: &mut dyn FnMut()) -> Result<(), BandError> {
+        let Self {
+            lift: Some(lift), kernels, layers, facts, scratch, stream, streaming, blocks, marks, ..
+        } = self
         else {
             return Ok(());
         };
@@ -316,7 +335,7 @@ impl Band {
         if lifted.is_empty() {
             return Ok(());
         }
-        lift.bring(stream, frame, lifted)?;
+        lift.bring(stream, frame, lifted, gets_on)?;
         facts.upload_of(stream, frame, lifted)?;
         let (tokens, spans, context) = (frame.tokens() - first, lifted.len(), context(lifted));
         let placed = &facts.placed(tokens)?;
@@ -324,7 +343,7 @@ impl Band {
         let streaming = streaming.as_mut().filter(|_| is_streamed(tokens));
         let streamed = streaming.map(|streaming| Streamed { streaming, blocks });
         let step = Step { kernels, stream, scratch, facts, placed, tokens, spans, context, streamed };
-        queue_layers(step, &layers[..blocks.len()], blocks.len())?;
+        queue_layers(step, &layers[..blocks.len()], blocks.len(), &marks[..blocks.len()])?;
         Ok(lift.mark(stream)?)
     }
 
@@ -400,13 +419,28 @@ fn context(spans: &[Span]) -> usize {
     captured_context(longest.unwrap_or(0) as usize)
 }
 
-/// Queues layers one after the other; the first `mapped` of them are streamed, if the step says so.
-fn queue_layers(mut step: Step<'_>, layers: &[BandLayer], mapped: usize) -> Result<(), BandError> {
+/// Waits for one mark after the other, and tells.
+fn follow(marks: &[Event], layer_done: &mut dyn FnMut()) -> Result<(), HipError> {
+    for mark in marks {
+        mark.synchronize()?;
+        layer_done();
+    }
+    Ok(())
+}
+
+/// Queues layers one after the other, each with its mark behind it; the first `mapped` of them are streamed, if the step says so.
+fn queue_layers(
+    mut step: Step<'_>,
+    layers: &[BandLayer],
+    mapped: usize,
+    marks: &[Event],
+) -> Result<(), BandError> {
     for (index, layer) in layers.iter().enumerate() {
         if index == mapped {
             step.streamed = None;
         }
         layer.ops.iter().try_for_each(|op| step.queue(op, &layer.widths))?;
+        marks.get(index).map_or(Ok(()), |mark| step.stream.record(mark))?;
     }
     Ok(())
 }

@@ -49,6 +49,11 @@ impl Replay {
         Self { allowed, shapes: HashMap::new() }
     }
 
+    /// Whether a step of so many tokens may be captured.
+    pub fn may_capture(&self, tokens: usize) -> bool {
+        self.allowed && tokens <= MAX_TOKENS
+    }
+
     /// Queues the step: replays it if its shape was captured, captures it if the shape comes for the second time, or just
     /// calls `queue`.
     pub fn queue(
@@ -57,7 +62,7 @@ impl Replay {
         shape: Shape,
         mut queue: impl FnMut() -> Result<(), BandError>,
     ) -> Result<(), BandError> {
-        if !self.allowed || shape.tokens > MAX_TOKENS {
+        if !self.may_capture(shape.tokens) {
             return queue();
         }
         match self.shapes.get(&shape) {
