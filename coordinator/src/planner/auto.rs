@@ -1,5 +1,5 @@
 //! `gpu_layer_budget` `auto`: of all numbers of resident layers, and of both ways to run the others unless the request names one,
-//! the placement whose tokens, of answers and of prompts as long, take the least time by measured speeds: a layer less on a GPU may
+//! the placement whose tokens, of answers and of prompts four times as long, take the least time by measured speeds: a layer less on a GPU may
 //! make the room that prompts of all others need there. Where speeds were not measured: as many layers as fit. Every GPU of the
 //! request is used, or none.
 
@@ -155,8 +155,9 @@ fn because(machine: &Machine, wishes: &Wishes, time: Picoseconds) -> String {
     measured.extend(machine.memory_bandwidth.map(|speed| format!("the CPU {}/s", bytes(speed))));
     let without = wishes.offload_is_open || wishes.offload == Offload::Cpu;
     format!(
-        "; auto: about {:.1} ms for a token of an answer and one of its prompt, the least of every budget that fits with {gpus}{}, as was measured: {}",
+        "; auto: about {:.1} ms for a token of an answer and {} of its prompt, the least of every budget that fits with {gpus}{}, as was measured: {}",
         time.milliseconds(),
+        cost::PROMPT_TOKENS,
         if without { " and of the CPU alone" } else { "" },
         measured.join(", ")
     )

@@ -74,10 +74,13 @@ pub(super) fn multiplying(elements: u64, products: u64) -> Picoseconds {
     Picoseconds::reading(elements, products, 100)
 }
 
-/// Time of a token of an answer and of one of its prompt: an answer as long as its prompt is what placements are weighed by. None
-/// where a speed is not known.
+/// Tokens of a prompt for each of its answer, by which placements are weighed: people ask with more than they are answered.
+pub(super) const PROMPT_TOKENS: u32 = 4;
+
+/// Time of a token of an answer and of [`PROMPT_TOKENS`] of its prompt. None where a speed is not known.
 pub(super) fn weighed_time(model: &ModelSummary, plan: &Plan, machine: &Machine) -> Option<Picoseconds> {
-    Some(token_time(plan, machine)? + prompt_time(model, plan, machine))
+    let prompt = prompt_time(model, plan, machine).0.saturating_mul(PROMPT_TOKENS.into());
+    Some(token_time(plan, machine)? + Picoseconds(prompt))
 }
 
 /// Time of a token of a prompt beside what GPUs multiply; none where it is not known how fast the CPU multiplies.
