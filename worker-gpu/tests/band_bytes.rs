@@ -33,9 +33,14 @@ fn device(provider: &str) -> Device {
 }
 
 fn load(model: &Arc<ModelFile>, residency: Residency, device: &Device) -> Band {
+    load_for(model, residency, device, LIMITS)
+}
+
+fn load_for(model: &Arc<ModelFile>, residency: Residency, device: &Device, limits: Limits) -> Band {
     let layers = 0..LAYERS as usize;
     let residency = vec![residency; layers.len()];
-    let spec = BandSpec { layers, lifted: 0..0, embed: true, head: true, residency, limits: LIMITS };
+    let lifted = 0..0;
+    let spec = BandSpec { layers, lifted, embed: true, head: true, residency, limits };
     Band::load(model, spec, None, device, compiler(), &mut |_, _| ControlFlow::Continue(())).unwrap()
 }
 
@@ -107,4 +112,26 @@ fn memory_is_taken_by_the_layer() {
         drop(band);
         assert_eq!(paged.memory().unwrap().free, before, "{residency:?}");
     }
+}
+
+/// What is left of a device's memory is more by every byte of the layers in host memory: these take none of it.
+#[test]
+fn layers_in_host_memory_leave_the_device_all_of_theirs() {
+    let Some((_file, model)) = model() else { return };
+    // Larger steps would have places for weights on their way.
+    let limits = Limits { max_step_tokens: 16, ..LIMITS };
+    let used = |residency| {
+        let device = device("emulated:");
+        let before = device.memory().unwrap().free;
+        let band = load_for(&model, residency, &device, limits);
+        let bytes = band
+            .layer_bytes()
+            .iter()
+            .fold((0, 0), |(on_device, pinned), layer| (on_device + layer.device, pinned + layer.pinned));
+        ((before - device.memory().unwrap().free) as u64, bytes)
+    };
+    let (resident, (weights, none)) = used(Residency::Device);
+    let (mapped, (zero, pinned)) = used(Residency::HostMapped);
+    assert!(weights > 0 && pinned >= weights);
+    assert_eq!((none, zero, resident - mapped), (0, 0, weights));
 }
