@@ -10,23 +10,26 @@ mod error;
 mod exec;
 mod facts;
 mod head;
+mod kernels;
 mod lift;
 mod load;
 mod mapped;
 mod needs;
 mod plan;
 mod replay;
+mod spec;
 mod staging;
 mod streaming;
 
 pub use error::BandError;
 pub use mapped::mapped_bytes;
 pub use needs::{LayerNeeds, ModelWidths, Needs};
+pub use spec::{BandSpec, MAX_SEQUENCES};
 pub use streaming::largest_group;
 
 use crate::compile::KernelCompiler;
 use crate::hip::{Arena, Device, DeviceSlice, Event, HipError, Stream};
-use crate::launch::{Kernels, KvElement, LaunchError};
+use crate::launch::{Kernels, KvElement};
 use edges::Edges;
 use exec::{Scratch, Step, Streamed};
 use facts::Facts;
@@ -36,10 +39,8 @@ use load::{Loader, Need};
 use mapped::MappedBlock;
 use plan::{Builder, Op, StateSizes};
 use replay::{Replay, Shape, captured_context};
-use spillway_kernels::formats::Format;
-use spillway_kernels::hip::{DeviceSource, SOURCES};
 use spillway_model::file::ModelFile;
-use spillway_model::program::{Layer, Program, WeightRef};
+use spillway_model::program::{Layer, WeightRef};
 use spillway_protocol::control::{DeviceShare, LayerBytes};
 use spillway_protocol::frame::{Span, StepFrame};
 use spillway_protocol::plan::{KvType, Limits, Residency};
@@ -47,46 +48,9 @@ use spillway_worker::band::{Logits, LogitsSink, logit_groups};
 use spillway_worker::embedding::Embedding;
 use spillway_worker::residual::{Incoming, Outgoing};
 use spillway_worker::states::SharedStates;
-use spillway_worker::weights::{self, format_of};
 use spillway_worker::{LoadProgress, ProcessError, Rings};
-use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 use streaming::{Streaming, is_streamed};
-
-/// Most sequences of one step.
-pub const MAX_SEQUENCES: usize = 256;
-/// How often a load says that kernels are still being compiled.
-const COMPILE_TICK: Duration = Duration::from_millis(100);
-
-/// Which part of a model a band is, and for which sizes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BandSpec {
-    /// Contiguous layers, 0-based, end exclusive.
-    pub layers: Range<usize>,
-    /// Layers right before them that it runs for spans for which they are lifted, out of page-locked host memory; empty for none.
-    pub lifted: Range<usize>,
-    /// Whether it turns token ids into residual rows.
-    pub embed: bool,
-    /// Whether it applies the final norm and the output projection.
-    pub head: bool,
-    /// Where the weights of each layer live, in order.
-    pub residency: Vec<Residency>,
-    /// Sizes to allocate for.
-    pub limits: Limits,
-}
-
-impl BandSpec {
-    /// The layers it runs, lifted ones first.
-    fn all_layers(&self) -> Range<usize> {
-        self.layers.start - self.lifted.len()..self.layers.end
-    }
-
-    /// Where the weights of [`BandSpec::all_layers`] live.
-    fn all_residency(&self) -> Vec<Residency> {
-        self.lifted.clone().map(|_| Residency::HostMapped).chain(self.residency.iter().copied()).collect()
-    }
-}
 
 /// A layer, ready to run.
 #[derive(Debug)]
@@ -137,9 +101,9 @@ impl Band {
         progress: &mut LoadProgress<'_>,
     ) -> Result<Self, BandError> {
         let program = model.program();
-        check_spec(&spec, program.layers.len())?;
+        spec.check(program.layers.len())?;
         let (layers, residency) = (&program.layers[spec.all_layers()], spec.all_residency());
-        let kernels = kernels(model, &spec, device, compiler, progress)?;
+        let kernels = kernels::kernels(model, &spec, device, compiler, progress)?;
         let layer_needs: Vec<LayerNeeds> = layers.iter().map(LayerNeeds::of).collect();
         let groups = mapped_groups(model, layers, &residency)?.into_iter();
         let needs = Needs::new(ModelWidths::of(program), &layer_needs, spec.head, spec.limits);
@@ -445,34 +409,6 @@ fn queue_layers(
     Ok(())
 }
 
-/// Compiles what is not in the cache, all at once, telling that the load goes on, then loads the kernels.
-fn kernels(
-    model: &ModelFile,
-    spec: &BandSpec,
-    device: &Device,
-    compiler: &KernelCompiler,
-    progress: &mut LoadProgress<'_>,
-) -> Result<Kernels, BandError> {
-    let formats = formats(model, spec)?;
-    let sources: Vec<DeviceSource<'_>> =
-        SOURCES.iter().filter(|source| serves(source, &formats)).copied().collect();
-    let arch = device.info().arch.parse().map_err(LaunchError::from)?;
-    let compiled = std::thread::scope(|scope| {
-        let compiling = scope.spawn(|| compiler.compile_all(&sources, &arch));
-        while !compiling.is_finished() {
-            if progress(0, 1).is_break() {
-                return Err(BandError::Cancelled);
-            }
-            std::thread::park_timeout(COMPILE_TICK);
-        }
-        Ok(compiling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    })?;
-    for artifact in compiled {
-        artifact.map_err(LaunchError::from)?;
-    }
-    Ok(Kernels::load(device, compiler, &formats)?)
-}
-
 /// Bytes of the largest group of matrices of each layer in host memory.
 fn mapped_groups(
     model: &ModelFile,
@@ -482,51 +418,6 @@ fn mapped_groups(
     let mapped = layers.iter().zip(residency).filter(|(_, home)| **home == Residency::HostMapped);
     let bytes = |weight: &WeightRef| Need::Matrix(weight).stored_bytes(model);
     mapped.map(|(layer, _)| largest_group(layer, bytes)).collect()
-}
-
-/// Formats of the band's matrices.
-fn formats(model: &ModelFile, spec: &BandSpec) -> Result<Vec<Format>, BandError> {
-    let Program { layers, head, .. } = model.program();
-    let mut formats = weights::formats(model, &layers[spec.all_layers()])?;
-    if spec.head {
-        let format = format_of(&head.output, &model.weight(&head.output)?)?;
-        if !formats.contains(&format) {
-            formats.push(format);
-        }
-    }
-    Ok(formats)
-}
-
-/// Whether a band with matrices of `formats` needs a source: those of other formats it does not.
-fn serves(source: &DeviceSource<'_>, formats: &[Format]) -> bool {
-    let of = source.name.strip_prefix("matmul_");
-    of.is_none_or(|name| formats.iter().any(|format| format.name().eq_ignore_ascii_case(name)))
-}
-
-fn check_spec(spec: &BandSpec, available: usize) -> Result<(), BandError> {
-    let Limits { max_sequences, max_step_tokens, max_logit_rows, .. } = spec.limits;
-    let rules = [
-        (spec.layers.is_empty() || spec.layers.end > available, "the file does not have these layers"),
-        (spec.residency.len() != spec.layers.len(), "every layer's weights live in one place"),
-        (spec.residency.contains(&Residency::Host), "a GPU reads device memory and mapped host memory only"),
-        (
-            !spec.lifted.is_empty() && spec.lifted.end != spec.layers.start,
-            "layers are lifted from the stage right before",
-        ),
-        (
-            !spec.lifted.is_empty() && spec.residency.contains(&Residency::HostMapped),
-            "where layers are lifted, all others are in the device's memory",
-        ),
-        (spec.embed && spec.layers.start != 0, "only the first band embeds"),
-        (spec.head && spec.layers.end != available, "only the last band has the head"),
-        (max_sequences == 0 || max_sequences > MAX_SEQUENCES, "a GPU worker serves 1 to 256 sequences"),
-        (max_step_tokens == 0, "a step has at least one token"),
-        (spec.head && max_logit_rows == 0, "a logits frame has at least one row"),
-    ];
-    match rules.into_iter().find(|(broken, _)| *broken) {
-        Some((_, reason)) => Err(BandError::Spec { layers: spec.layers.clone(), available, reason }),
-        None => Ok(()),
-    }
 }
 
 fn state_sizes(limits: &Limits) -> StateSizes {
