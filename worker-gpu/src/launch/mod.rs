@@ -17,15 +17,15 @@ mod attention;
 mod delta_net;
 mod error;
 mod gated;
+mod kv_cache;
 mod matmul;
 mod rows;
 
-pub use attention::{
-    Attention, AttentionBuffers, HeadSteps, Heads, KvCache, KvElement, MAX_ALONE, PARTITION, StepSize,
-};
+pub use attention::{Attention, AttentionBuffers, HeadSteps, Heads, MAX_ALONE, PARTITION, StepSize};
 pub use delta_net::{DeltaNet, DeltaNetBuffers, DeltaNetDims};
 pub use error::LaunchError;
 pub use gated::GatedBuffers;
+pub use kv_cache::{KvCache, KvElement};
 pub use matmul::{Inputs, Int8Rows, Matrix, Output, Products};
 pub use rows::{Norm, NormRows, Pairing, Rope};
 
