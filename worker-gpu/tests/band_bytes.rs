@@ -91,9 +91,9 @@ fn large_steps_copy_every_matrix_once_and_small_ones_none() {
     assert!(first > second, "two groups are copied ahead: {first} and {second}");
 }
 
-/// A layer, the head and the scratch lose one end of a page each, and not one for every matrix.
+/// A band loses one end of a page, and not one for every matrix.
 #[test]
-fn memory_is_taken_by_the_layer() {
+fn a_band_takes_its_memory_at_once() {
     let Some((_file, model)) = model() else { return };
     const PAGE: usize = 1 << 20;
     for residency in [Residency::Device, Residency::HostMapped] {
@@ -105,10 +105,9 @@ fn memory_is_taken_by_the_layer() {
         let before = paged.memory().unwrap().free;
         let band = load(&model, residency, &paged);
         let taken = before - paged.memory().unwrap().free;
-        let reservations = LAYERS as usize + 2;
-        assert!(allocations > 2 * reservations, "{allocations}");
-        // The facts of steps and the like are single allocations.
-        assert!(taken <= bytes + (reservations + 2) * PAGE, "{taken} for {bytes}, {residency:?}");
+        assert!(allocations > 20, "{allocations}");
+        // 256 bytes at most are lost at the end of each part.
+        assert!(taken < bytes + allocations * 256 + PAGE, "{taken} for {bytes}, {residency:?}");
         drop(band);
         assert_eq!(paged.memory().unwrap().free, before, "{residency:?}");
     }

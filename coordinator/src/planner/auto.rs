@@ -4,7 +4,7 @@
 //! request is used, or none.
 
 use super::cost::{self, Picoseconds};
-use super::request::{Offload, Wishes};
+use super::request::{Offload, Prompts, Wishes};
 use super::{Machine, ModelSummary, PlacementRequest, Plan, Refusal, bytes, place};
 use std::cmp::Reverse;
 
@@ -96,6 +96,9 @@ fn ways(model: &ModelSummary, machine: &Machine, request: &PlacementRequest, wis
     }
     if wishes.offload_is_open {
         ways.push(Wishes { offload: Offload::Cpu, ..wishes.clone() });
+    }
+    if wishes.prompts == Prompts::Gpu {
+        return ways;
     }
     // What the request says of GPUs does not keep the CPU from being the faster one.
     ways.extend(request.without_gpus().read(model, &machine.gpus));

@@ -419,7 +419,8 @@ pub enum Refusal {
     },
     /// A saved plan that lifts other layers than spilled, or from where they are not.
     #[error(
-        "the saved plan has prompts of layers {}-{} run on stage {stage}, which is not so in any plan: it was changed, or another          version made it; make a new plan", layers.start, layers.end.saturating_sub(1)
+        "the saved plan has prompts of layers {}-{} run on stage {stage}, which is not so in any plan: it was changed, or another version made it; \
+         make a new plan", layers.start, layers.end.saturating_sub(1)
     )]
     PlanLift {
         /// The layers.

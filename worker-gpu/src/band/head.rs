@@ -8,7 +8,7 @@ use super::mapped::mapped_bytes;
 use super::needs::ScratchBytes;
 use super::plan::{Builder, reads_int8};
 use super::staging::Staging;
-use crate::hip::{ALIGN, Device, DeviceSlice, HipError, Stream};
+use crate::hip::{Device, DeviceSlice, HipError, Stream};
 use crate::launch::{Int8Rows, Kernels, Matrix, Norm, NormRows, Output};
 use spillway_model::file::ModelFile;
 use spillway_model::program;
@@ -27,19 +27,21 @@ pub(super) struct Head {
 }
 
 impl Head {
+    /// Bytes of device memory that it takes, as memory is reserved for it.
+    pub fn bytes(model: &ModelFile, head: &program::Head, bytes: &ScratchBytes) -> Result<u64, BandError> {
+        let weights = [Need::Matrix(&head.output), Need::Values(&head.norm)];
+        let weights = weights.iter().map(|need| Ok(mapped_bytes(need.stored_bytes(model)?)));
+        let rows = [bytes.gathered, bytes.logits].map(|rows| mapped_bytes(rows as u64));
+        Ok(weights.sum::<Result<u64, BandError>>()? + rows.iter().sum::<u64>())
+    }
+
     pub fn load(
         builder: &mut Builder<'_, '_, '_>,
-        model: &ModelFile,
         device: &Device,
         head: &program::Head,
         bytes: &ScratchBytes,
         group: usize,
     ) -> Result<Self, BandError> {
-        let weights = [Need::Matrix(&head.output), Need::Values(&head.norm)];
-        let weights = weights.iter().map(|need| Ok(mapped_bytes(need.stored_bytes(model)?)));
-        let weights = weights.sum::<Result<u64, BandError>>()?;
-        let rows = (bytes.gathered + bytes.logits).saturating_add(2 * ALIGN);
-        builder.arena.reserve("head", usize::try_from(weights).unwrap_or(usize::MAX).saturating_add(rows))?;
         let output = builder.matrix(&head.output)?;
         let norm = Norm { weight: builder.values(&head.norm)?, width: output.cols(), epsilon: head.eps };
         Ok(Self {

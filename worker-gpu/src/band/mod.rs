@@ -37,6 +37,7 @@ use head::Head;
 use lift::Lift;
 use load::{Loader, Need};
 use mapped::MappedBlock;
+use needs::ScratchBytes;
 use plan::{Builder, Op, StateSizes};
 use replay::{Replay, Shape, captured_context};
 use spillway_model::file::ModelFile;
@@ -111,34 +112,28 @@ impl Band {
             if spec.lifted.is_empty() { needs.with_mapped(groups) } else { needs.with_lifted(groups) };
         let scratch_bytes = needs.scratch();
         let (mut memory, stream) = (Arena::new(device), Stream::new(device)?);
+        let sizes = state_sizes(&spec.limits);
+        let bytes = device_bytes(model, &spec, &sizes, &scratch_bytes)?;
+        memory.reserve("the band", usize::try_from(bytes).unwrap_or(usize::MAX))?;
 
         let head_needs = [Need::Matrix(&program.head.output), Need::Values(&program.head.norm)];
         let head_needs = head_needs.into_iter().filter(|_| spec.head);
         let order: Vec<Need<'_>> = head_needs.chain(layers.iter().flat_map(Need::of_layer)).collect();
         let mut loader = Loader::new(model, device, &stream, &order, progress)?;
-        let mut builder = Builder {
-            loader: &mut loader,
-            arena: &mut memory,
-            block: None,
-            sizes: state_sizes(&spec.limits),
-        };
+        let mut builder = Builder { loader: &mut loader, arena: &mut memory, block: None, sizes };
         let group = spec.limits.max_logit_rows;
         let head = spec
             .head
-            .then(|| Head::load(&mut builder, model, device, &program.head, &scratch_bytes, group))
+            .then(|| Head::load(&mut builder, device, &program.head, &scratch_bytes, group))
             .transpose()?;
         let mut band_layers = Vec::with_capacity(layers.len());
         let mut layer_bytes = Vec::with_capacity(layers.len());
         let mut blocks = Vec::new();
         for (layer, residency) in layers.iter().zip(&residency) {
             let before = builder.loader.done();
-            let (weights, states) = (Need::mapped_bytes(layer, model)?, builder.sizes.of_layer(layer));
             if *residency == Residency::HostMapped {
-                builder.block = Some(MappedBlock::new(device, "weights in host memory", weights)?);
-                builder.arena.reserve("states of a layer", states)?;
-            } else {
-                let weights = usize::try_from(weights).unwrap_or(usize::MAX);
-                builder.arena.reserve("a layer", weights.saturating_add(states))?;
+                let bytes = Need::mapped_bytes(layer, model)?;
+                builder.block = Some(MappedBlock::new(device, "weights in host memory", bytes)?);
             }
             band_layers.push(BandLayer { ops: builder.layer(layer)?, widths: layer.buffers.clone() });
             layer_bytes.push(match builder.block.take() {
@@ -150,7 +145,6 @@ impl Band {
                 None => LayerBytes { device: builder.loader.done() - before, ..LayerBytes::default() },
             });
         }
-        memory.reserve("scratch", scratch_bytes.of_steps())?;
         let scratch = Scratch::allocate(&mut memory, &scratch_bytes)?;
         let facts_memory = memory.allocate("step facts", scratch_bytes.facts)?;
         let mapped_ops = band_layers.iter().take(blocks.len()).map(|layer| layer.ops.as_slice());
@@ -418,6 +412,27 @@ fn mapped_groups(
     let mapped = layers.iter().zip(residency).filter(|(_, home)| **home == Residency::HostMapped);
     let bytes = |weight: &WeightRef| Need::Matrix(weight).stored_bytes(model);
     mapped.map(|(layer, _)| largest_group(layer, bytes)).collect()
+}
+
+/// All that a band takes of a device's memory, as memory is reserved for it.
+fn device_bytes(
+    model: &ModelFile,
+    spec: &BandSpec,
+    sizes: &StateSizes,
+    scratch: &ScratchBytes,
+) -> Result<u64, BandError> {
+    let program = model.program();
+    let mut sum = scratch.of_steps() as u64;
+    if spec.head {
+        sum += Head::bytes(model, &program.head, scratch)?;
+    }
+    for (layer, residency) in program.layers[spec.all_layers()].iter().zip(spec.all_residency()) {
+        sum += sizes.of_layer(layer) as u64;
+        if residency == Residency::Device {
+            sum += Need::mapped_bytes(layer, model)?;
+        }
+    }
+    Ok(sum)
 }
 
 fn state_sizes(limits: &Limits) -> StateSizes {

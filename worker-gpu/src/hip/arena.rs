@@ -9,7 +9,7 @@ pub const ALIGN: usize = 256;
 /// weights, caches and scratch live in one; its users hold plain [`DeviceSlice`]s.
 ///
 /// Drivers hand out whole pages. A model has hundreds of matrices, and what is lost at their ends is several hundred MB: memory
-/// that is [reserved](Arena::reserve) together loses one end.
+/// that is [reserved](Arena::reserve) together loses one end. Hence a band takes all of its memory at once.
 #[derive(Debug)]
 pub struct Arena {
     device: Device,
